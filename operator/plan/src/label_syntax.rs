@@ -14,7 +14,8 @@ pub fn is_label_value(text: &str) -> bool {
 /// Returns true for texts that can be a key with a domain: of a label, or of an extended resource.
 pub fn is_qualified_name(text: &str) -> bool {
     let is_part = |part: &str| !part.is_empty() && is_label_value(part);
-    text.split_once('/').is_some_and(|(domain, name)| is_part(domain) && is_part(name))
+    text.split_once('/')
+        .is_some_and(|(domain, name)| is_part(domain) && is_part(name))
 }
 
 #[cfg(test)]
@@ -23,11 +24,24 @@ mod tests {
 
     #[test]
     fn values_and_keys_follow_the_rules_of_kubernetes() {
-        for (text, is_value) in [("", true), ("a.b_c-1", true), ("-a", false), ("a-", false), ("a/b", false), ("ä", false)] {
+        for (text, is_value) in [
+            ("", true),
+            ("a.b_c-1", true),
+            ("-a", false),
+            ("a-", false),
+            ("a/b", false),
+            ("ä", false),
+        ] {
             assert_eq!(is_label_value(text), is_value, "{text}");
         }
         assert!(is_label_value(&"a".repeat(63)) && !is_label_value(&"a".repeat(64)));
-        for (text, is_name) in [("a.b/c", true), ("a", false), ("a.b/", false), ("a/b/c", false), ("/a", false)] {
+        for (text, is_name) in [
+            ("a.b/c", true),
+            ("a", false),
+            ("a.b/", false),
+            ("a/b/c", false),
+            ("/a", false),
+        ] {
             assert_eq!(is_qualified_name(text), is_name, "{text}");
         }
     }

@@ -55,6 +55,7 @@ pub use input::{
 };
 pub use names::{DISCOVERY_NAME, MANAGED_BY_LABEL, MPS_NAME, policy_daemonset_name};
 pub use node::{
+    compose::Disagreement,
     conflicts::{ConflictKey, KeyConflict},
     hold::NodeHold,
     permit::RolloutPermit,

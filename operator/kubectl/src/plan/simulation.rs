@@ -68,8 +68,8 @@ impl SimulatedNode {
         let meanwhile = meanwhile(&at_once, &node);
         let gpu_node = changed(self.gpu_node.as_ref(), &plan.gpu_node);
         let held = plan.hold.is_some();
-        // A held node is governed by the policy of its current configuration.
-        let after = if held {
+        // A node that keeps its configuration is governed by the policy of it.
+        let after = if held || plan.is_configuration_disputed() {
             Self::of(node, gpu_node, policies)
         } else {
             Self::collect(node, gpu_node, plan.governing.as_deref(), policies)
@@ -201,5 +201,7 @@ fn meanwhile(at_once: &Node, then: &Node) -> BTreeSet<String> {
 
 fn obstacles(plan: &NodePlan) -> BTreeSet<String> {
     let hold = plan.hold.as_ref().map(ToString::to_string);
-    plan.conflicts.iter().map(ToString::to_string).chain(hold).collect()
+    let disagreements = plan.disagreements.iter().map(ToString::to_string);
+    let conflicts = plan.conflicts.iter().map(ToString::to_string);
+    conflicts.chain(disagreements).chain(hold).collect()
 }

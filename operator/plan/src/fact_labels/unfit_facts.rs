@@ -57,7 +57,10 @@ fn is_fitting(status: &GpuNodeStatus) -> bool {
     let is_value = |text: &Option<String>| text.as_deref().is_none_or(is_label_value);
     let is_gpu = |gpu: &gpunode_crds::GpuDevice| {
         is_label_value(&gpu.product)
-            && gpu.fabric.as_ref().is_none_or(|fabric| is_label_value(&fabric.cluster_uuid))
+            && gpu
+                .fabric
+                .as_ref()
+                .is_none_or(|fabric| is_label_value(&fabric.cluster_uuid))
             && gpu.mig_devices.iter().all(|mig| is_profile(&mig.profile))
     };
     is_value(&status.machine)

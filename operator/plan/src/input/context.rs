@@ -1,7 +1,7 @@
 //! Everything that is known of one node at one moment.
 
 use crate::input::{facts::NodeFacts, release::is_released};
-use gpunode_crds::{Configuration, GpuDevice, GpuNode, GpuNodeStatus};
+use gpunode_crds::{ConditionType, Configuration, GpuDevice, GpuNode, GpuNodeStatus};
 use jiff::Timestamp;
 
 /// One node, its `GpuNode` where it exists, and the current time.
@@ -61,6 +61,13 @@ impl<'a> NodeContext<'a> {
     /// Returns true if the node is not Ready or released: no configuration comes into force there.
     pub(crate) fn is_down(self) -> bool {
         !self.node.ready || self.is_released()
+    }
+
+    /// Returns true if an agent reports that the driver does not answer.
+    pub(crate) fn lacks_driver(self) -> bool {
+        let conditions = self.status().map_or(&[][..], |status| &status.conditions);
+        let available = ConditionType::DriverAvailable.find(conditions);
+        available.is_some_and(|condition| condition.status == "False")
     }
 
     /// Returns true if an agent reported the node's GPUs.

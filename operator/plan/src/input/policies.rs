@@ -7,8 +7,8 @@ use crate::{
 };
 use gpunode_config::{AgentConfig, ConfigDocument, MigStrategy, ResourceConfig};
 use gpunode_crds::{
-    AUTOSCALER_STARTUP_PREFIX, Configuration, GpuNodePolicy, GpuNodeStatus, NOT_READY_TAINT, OnConflict, PolicyMode, RolloutPace,
-    StartupTaint, UnhealthyTaint, is_gpunode_key, is_kubernetes_key,
+    AUTOSCALER_STARTUP_PREFIX, Configuration, GpuNodePolicy, GpuNodeStatus, NOT_READY_TAINT, OnConflict, PolicyMode,
+    RolloutPace, StartupTaint, UnhealthyTaint, is_gpunode_key, is_kubernetes_key,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -131,6 +131,11 @@ impl PolicySet {
     /// Returns true if a policy of this name exists and cannot be read.
     pub fn is_unreadable(&self, name: &str) -> bool {
         self.unreadable.contains(name)
+    }
+
+    /// Returns the policy of a configuration in `GpuNode.spec`, if that policy exists and cannot be read.
+    pub fn unreadable_policy_of(&self, configuration: Option<&Configuration>) -> Option<&str> {
+        self.unreadable.get(&configuration?.policy).map(String::as_str)
     }
 
     /// Returns true if a DaemonSet of this name belongs to a policy that cannot be read, and must stay as it is.

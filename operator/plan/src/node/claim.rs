@@ -16,6 +16,7 @@
 //! | as recorded | owned | no | removed, or set to the value from before |
 //! | otherwise | owned | no | left: somebody changed it and owns it now |
 //! | any | conceded | no | left, out of the record |
+//! | any | any | policies disagree | left, in the record as before |
 //!
 //! Only a policy with `TakeOver` keeps a key that was taken over: any other policy gives it back first. Keys that only gpunode
 //! uses are its own, in the record or not, and never conceded. Labels and taints follow the same rules, so keys are generic.
@@ -62,15 +63,18 @@ pub struct KeyClash<K> {
     pub conceded: bool,
 }
 
-/// Decides about every key. `is_always_ours` returns true for keys that only gpunode uses, in the record or not.
+/// Decides about every key but those that are `held`: they stay as they are, and so does their part of the record.
+/// `is_always_ours` returns true for keys that only gpunode uses, in the record or not.
 pub fn claim<K: Ord + Clone>(
     current: &BTreeMap<K, String>,
     recorded: &RecordEntries<K>,
     desired: &BTreeMap<K, DesiredValue>,
+    held: &BTreeSet<K>,
     is_always_ours: impl Fn(&K) -> bool,
     now: Timestamp,
 ) -> KeyClaims<K> {
     let mut recorded = recorded.clone();
+    let kept = recorded.split_off(held);
     for key in released(current, &recorded, desired) {
         recorded.release(&key);
     }
@@ -81,10 +85,10 @@ pub fn claim<K: Ord + Clone>(
         set: BTreeMap::new(),
         remove: current
             .keys()
-            .filter(|key| is_always_ours(key) && !desired.contains_key(key))
+            .filter(|key| is_always_ours(key) && !desired.contains_key(key) && !held.contains(key))
             .cloned()
             .collect(),
-        entries: RecordEntries::default(),
+        entries: kept,
         clashes: Vec::new(),
         owners: BTreeSet::new(),
         recheck: None,
@@ -248,6 +252,18 @@ fn next_restore(restores: &[i64]) -> Option<Timestamp> {
 }
 
 impl<K: Ord + Clone> KeyClaims<K> {
+    /// Returns claims that change nothing.
+    pub fn unchanged(entries: RecordEntries<K>, owners: BTreeSet<String>) -> Self {
+        Self {
+            set: BTreeMap::new(),
+            remove: BTreeSet::new(),
+            entries,
+            clashes: Vec::new(),
+            owners,
+            recheck: None,
+        }
+    }
+
     fn apply(
         &mut self,
         key: &K,

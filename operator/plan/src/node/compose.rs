@@ -1,7 +1,14 @@
-//! Merges what several policies want: each key goes to the highest priority; equal priorities must agree.
+//! Merges what several policies want: each key goes to the highest priority. Where equal priorities disagree, that key, or the
+//! configuration, stays as it is.
 
 use crate::input::policies::Policy;
-use std::collections::BTreeMap;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+};
+
+/// Name of the configuration in disagreements.
+const DEVICE_PLUGIN: &str = "devicePlugin";
 
 /// Value of a key, and who wants it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,10 +27,65 @@ pub struct DesiredValue {
 /// Policies of equal priority that want different values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Disagreement {
-    /// Key they disagree about, such as `label accelerator`.
+    /// Key they disagree about, such as `label accelerator`, or `devicePlugin`.
     pub about: String,
     /// Value that each policy wants, by name.
     pub values: BTreeMap<String, String>,
+}
+
+impl Disagreement {
+    /// Returns true if the policies disagree about the configuration of the node.
+    pub(crate) fn is_about_configuration(&self) -> bool {
+        self.about == DEVICE_PLUGIN
+    }
+}
+
+impl fmt::Display for Disagreement {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let policies: Vec<_> = self.values.keys().map(String::as_str).collect();
+        let values: Vec<_> = self
+            .values
+            .iter()
+            .map(|(name, value)| format!("{name} wants \"{value}\""))
+            .collect();
+        let kept = if self.is_about_configuration() {
+            "the node keeps its configuration"
+        } else {
+            "it stays as it is"
+        };
+        write!(
+            f,
+            "policies {} have equal priority and disagree about {}: {}; {kept} until their priorities differ",
+            policies.join(", "),
+            self.about,
+            values.join(", ")
+        )
+    }
+}
+
+/// Keys of one kind that several policies want together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ComposedKeys<K: Ord> {
+    /// Values to write.
+    pub desired: BTreeMap<K, DesiredValue>,
+    /// Keys that stay as they are.
+    pub disputed: BTreeMap<K, Disagreement>,
+}
+
+impl<K: Ord> Default for ComposedKeys<K> {
+    fn default() -> Self {
+        Self {
+            desired: BTreeMap::new(),
+            disputed: BTreeMap::new(),
+        }
+    }
+}
+
+impl<K: Ord + Clone> ComposedKeys<K> {
+    /// Returns the keys that stay as they are.
+    pub fn held(&self) -> BTreeSet<K> {
+        self.disputed.keys().cloned().collect()
+    }
 }
 
 /// Merges one kind of keys. `matched` is ordered by falling priority.
@@ -31,33 +93,35 @@ pub fn compose<'a, K, V>(
     matched: &[&'a Policy],
     entries: impl Fn(&'a Policy) -> V,
     about: impl Fn(&K) -> String,
-) -> Result<BTreeMap<K, DesiredValue>, Disagreement>
+) -> ComposedKeys<K>
 where
     K: Ord,
     V: IntoIterator<Item = (K, &'a str)>,
 {
-    let mut desired: BTreeMap<K, DesiredValue> = BTreeMap::new();
+    let (mut desired, mut disputed) = (BTreeMap::<K, DesiredValue>::new(), BTreeMap::<K, Disagreement>::new());
     for policy in matched {
         for (key, value) in entries(policy) {
-            match desired.get_mut(&key) {
-                None => drop(desired.insert(key, DesiredValue::by_policy(value, policy))),
-                Some(winner) if winner.value == value => {
-                    winner.policies.push(policy.name.clone());
-                    winner.take_over |= policy.takes_over;
-                }
-                Some(winner) if winner.priority == policy.priority => {
-                    let agreed = winner.policies.iter().map(|name| (name.clone(), winner.value.clone()));
-                    let values = agreed.chain([(policy.name.clone(), value.to_owned())]).collect();
-                    return Err(Disagreement {
-                        about: about(&key),
-                        values,
-                    });
-                }
-                Some(_) => {}
+            let Some(winner) = desired.get_mut(&key) else {
+                desired.insert(key, DesiredValue::by_policy(value, policy));
+                continue;
+            };
+            let is_agreed = winner.value == value;
+            if winner.priority == policy.priority && (!is_agreed || disputed.contains_key(&key)) {
+                let about = about(&key);
+                let agreed = winner.policies.iter().map(|name| (name.clone(), winner.value.clone()));
+                let disagreement = disputed.entry(key).or_insert_with(|| Disagreement {
+                    about,
+                    values: agreed.collect(),
+                });
+                disagreement.values.insert(policy.name.clone(), value.to_owned());
+            } else if is_agreed {
+                winner.policies.push(policy.name.clone());
+                winner.take_over |= policy.takes_over;
             }
         }
     }
-    Ok(desired)
+    desired.retain(|key, _| !disputed.contains_key(key));
+    ComposedKeys { desired, disputed }
 }
 
 /// Returns the governing policy: of those with a device plugin the one with the highest priority, then the first by name.
@@ -79,7 +143,7 @@ pub fn governing<'a>(matched: &[&'a Policy]) -> Result<Option<&'a Policy>, Disag
         .map(|policy| (policy.name.clone(), description(policy)))
         .collect();
     Err(Disagreement {
-        about: "devicePlugin".to_owned(),
+        about: DEVICE_PLUGIN.to_owned(),
         values,
     })
 }

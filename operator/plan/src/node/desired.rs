@@ -17,19 +17,19 @@ use crate::{
     },
     node::{
         claim::claim,
-        compose::{DesiredValue, Disagreement, governing},
+        compose::{ComposedKeys, DesiredValue, Disagreement, governing},
         labels::{desired_labels, label_conflicts},
         owner_conditions::{conflict_condition, fact_labels_condition},
         patches::NodeClaims,
         permit::RolloutPermit,
         plan::NodePlan,
         stale_resources::find_stale_resources,
-        startup_taint::StartupTaints,
+        startup_taint::{DevicePromise, StartupTaints},
         taints::{current_taints, desired_taints, taint_conflicts},
         unhealthy_taint::unhealthy_taints,
     },
     outcome::PolicyOutcome,
-    record::node_record::NodeRecord,
+    record::{node_record::NodeRecord, resource_use::ResourceUse},
     rollout_stage::RolloutStage,
     taint::TaintKey,
     time::earliest,
@@ -49,9 +49,15 @@ pub struct DesiredNode<'a> {
     waits: bool,
     /// Labels by key.
     pub labels: BTreeMap<String, DesiredValue>,
+    /// Labels that stay as they are.
+    pub held_labels: BTreeSet<String>,
     /// Facts that do not fit into labels, in words.
     unfit_facts: Vec<String>,
     taints: BTreeMap<TaintKey, DesiredValue>,
+    /// Taints that stay as they are.
+    held_taints: BTreeSet<TaintKey>,
+    /// Reasons for it, and for a configuration that stays.
+    disagreements: Vec<Disagreement>,
     startup: StartupTaints,
     /// Moment from which the health of the GPUs calls for another taint.
     unhealthy_from: Option<Timestamp>,
@@ -62,65 +68,84 @@ pub struct DesiredNode<'a> {
 }
 
 impl<'a> DesiredNode<'a> {
-    /// Puts together what the matching policies want, as far as the permit goes; or returns their disagreement.
+    /// Puts together what the matching policies want, as far as the permit goes. Where they disagree, a key or the configuration
+    /// stays as it is.
     pub fn new(
         matched: Vec<&'a Policy>,
         policies: &'a PolicySet,
         permit: RolloutPermit,
         record: &NodeRecord,
         context: NodeContext<'a>,
-    ) -> Result<Self, (Vec<&'a Policy>, Disagreement)> {
+    ) -> Self {
         let gpu_node = context.gpu_node;
-        let kept_policy = unreadable_governor(policies, context);
-        let composed = governing(&matched).and_then(|governing| {
-            let governing = governing.filter(|_| kept_policy.is_none());
-            let stage = governing.and_then(|policy| rollout_stage(policy, context));
-            // Nodes that are down get a configuration once they are back: many that vanish for a moment must not change
-            // together.
-            let is_down = context.is_down() && context.configuration().is_some();
-            let waits =
-                permit == RolloutPermit::Withheld && (is_down || matches!(stage, Some((RolloutStage::Pending, _))));
-            // Another policy replaces the agent, so the new agent comes with the configuration.
-            let keeps_agent = waits || governing.is_some_and(|policy| !is_writable(policy, gpu_node));
-            let placed = if keeps_agent {
-                configured_policy(policies, context).or(governing)
-            } else {
-                governing
-            };
-            let serving = serving_policy(policies, gpu_node).filter(|_| permit != RolloutPermit::Simulated);
-            let startup = StartupTaints::new(policies, &matched, governing, permit, record, context);
-            let (unhealthy, unhealthy_from) = unhealthy_taints(&matched, permit, context);
-            // Taints in a policy's spec win over those that come and go.
-            let mut taints = startup.desired.clone();
-            taints.extend(unhealthy);
-            taints.extend(desired_taints(&matched)?);
-            let labels = desired_labels(&matched, placed, serving, needs_mps(placed, context))?;
-            let (stage, stage_ends) = stage.unzip();
-            Ok(Self {
-                matched: Vec::new(),
-                governing,
-                stage,
-                stage_ends: stage_ends.flatten(),
-                waits,
-                labels,
-                unfit_facts: Vec::new(),
-                taints,
-                startup,
-                unhealthy_from,
-                kept_policy,
-                keeps_resources: false,
-            })
-        });
-        match composed {
-            Ok(desired) => Ok(Self { matched, ..desired }),
-            Err(disagreement) => Err((matched, disagreement)),
+        let configured = configured_policy(policies, context);
+        let (governing, dispute) = match governing(&matched) {
+            Ok(governing) => (governing, None),
+            Err(dispute) => (None, Some(dispute)),
+        };
+        let kept_policy = policies.unreadable_policy_of(context.configuration());
+        let governing = governing.filter(|_| kept_policy.is_none());
+        let stage = governing.and_then(|policy| rollout_stage(policy, context));
+        // Nodes that are down get a configuration once they are back: many that vanish for a moment must not change together.
+        let is_down = context.is_down() && context.configuration().is_some();
+        let waits = permit == RolloutPermit::Withheld && (is_down || matches!(stage, Some((RolloutStage::Pending, _))));
+        // Another policy replaces the agent, so the new agent comes with the configuration.
+        let keeps_agent = waits || governing.is_some_and(|policy| !is_writable(policy, gpu_node));
+        let placed = if keeps_agent {
+            configured.or(governing)
+        } else {
+            governing
+        };
+        let serving = serving_policy(policies, gpu_node).filter(|_| permit != RolloutPermit::Simulated);
+        let promise = match (governing, configured) {
+            (Some(policy), _) => DevicePromise::Of(policy),
+            (None, Some(policy)) if dispute.is_some() => DevicePromise::Of(policy),
+            (None, None) if dispute.is_some() || kept_policy.is_some() => DevicePromise::Unknown,
+            (None, _) => DevicePromise::None,
+        };
+        let startup = StartupTaints::new(policies, &matched, promise, permit, record, context);
+        let (unhealthy, unhealthy_from) = unhealthy_taints(&matched, permit, context);
+        // Taints in a policy's spec win over those that come and go.
+        let ComposedKeys { desired, disputed } = desired_taints(&matched);
+        let held_taints = disputed.keys().cloned().collect();
+        let mut taints = startup.desired.clone();
+        taints.extend(unhealthy);
+        taints.retain(|id, _| !disputed.contains_key(id));
+        taints.extend(desired);
+        let mut labels = desired_labels(&matched, placed, serving, needs_mps(placed, context));
+        let mut held_labels = labels.held();
+        if dispute.is_some() {
+            // The agent stays with its configuration.
+            let own = context.node.labels.iter().map(|(key, _)| key.to_owned());
+            held_labels.extend(own.filter(|key| is_agent_label(key)));
+            labels.desired.retain(|key, _| !is_agent_label(key));
+        }
+        let disagreements = dispute.into_iter().chain(labels.disputed.into_values());
+        let (stage, stage_ends) = stage.unzip();
+        Self {
+            governing,
+            stage,
+            stage_ends: stage_ends.flatten(),
+            waits,
+            labels: labels.desired,
+            held_labels,
+            unfit_facts: Vec::new(),
+            taints,
+            held_taints,
+            disagreements: disagreements.chain(disputed.into_values()).collect(),
+            startup,
+            unhealthy_from,
+            kept_policy,
+            keeps_resources: false,
+            matched,
         }
     }
 
     /// Adds GPU fact labels; a policy's value wins.
     pub fn with_fact_labels(mut self, facts: NodeFactLabels) -> Self {
         self.unfit_facts = facts.unfit;
-        for (key, value) in facts.labels {
+        let fitting = facts.labels.into_iter();
+        for (key, value) in fitting.filter(|(key, _)| !self.held_labels.contains(key)) {
             self.labels
                 .entry(key)
                 .or_insert_with(|| DesiredValue::by_gpunode(&value, None));
@@ -136,12 +161,22 @@ impl<'a> DesiredNode<'a> {
         if owners.is_empty() {
             return self;
         }
-        for (key, value) in &record.labels.owned {
+        for (key, value) in record
+            .labels
+            .owned
+            .iter()
+            .filter(|(key, _)| !self.held_labels.contains(*key))
+        {
             let was_taken_over = record.labels.before.contains_key(key);
             let kept = || DesiredValue::kept(value, &owners, was_taken_over);
             self.labels.entry(key.clone()).or_insert_with(kept);
         }
-        for (key, value) in &record.taints.owned {
+        for (key, value) in record
+            .taints
+            .owned
+            .iter()
+            .filter(|(id, _)| !self.held_taints.contains(*id))
+        {
             let was_taken_over = record.taints.before.contains_key(key);
             let kept = || DesiredValue::kept(value, &owners, was_taken_over);
             self.taints.entry(key.clone()).or_insert_with(kept);
@@ -155,19 +190,40 @@ impl<'a> DesiredNode<'a> {
         claims.labels.owners.into_iter().chain(claims.taints.owners).collect()
     }
 
+    /// Returns true if policies disagree about the configuration.
+    fn is_disputed(&self) -> bool {
+        self.disagreements.iter().any(Disagreement::is_about_configuration)
+    }
+
     fn claims<'b>(&'b self, record: &'b NodeRecord, context: NodeContext<'_>) -> NodeClaims<'b> {
         let NodeContext { node, now, .. } = context;
-        let labels = claim(
+        let context_policy = context.configuration().map(|config| &config.policy);
+        let mut labels = claim(
             &node.labels.to_map(),
             &record.labels,
             &self.labels,
+            &self.held_labels,
             |key| is_own_label(key),
             now,
         );
         let is_ours = |id: &TaintKey| id.key == UNHEALTHY_TAINT || self.startup.is_ours(id);
+        let taints = claim(
+            &current_taints(node),
+            &record.taints,
+            &self.taints,
+            &self.held_taints,
+            is_ours,
+            now,
+        );
+        // Policies that disagree keep what they have.
+        let is_held = |policy: &&String| {
+            let takes_part = self.disagreements.iter().any(|it| it.values.contains_key(*policy));
+            takes_part || (self.is_disputed() && context_policy == Some(*policy))
+        };
+        labels.owners.extend(record.policies.iter().filter(is_held).cloned());
         NodeClaims {
             labels,
-            taints: claim(&current_taints(node), &record.taints, &self.taints, is_ours, now),
+            taints,
             started: self.startup.started.as_ref(),
             unknown: &record.unknown,
         }
@@ -197,7 +253,7 @@ impl<'a> DesiredNode<'a> {
             || claims.taints.changes(&record.taints).next().is_some();
         let new_record = claims.record_after(stale.record.clone());
         let patch = claims.node_patch(node, new_record.as_deref());
-        let change = if self.kept_policy.is_some() {
+        let change = if self.is_disputed() || self.kept_policy.is_some() {
             GpuNodeChange::None
         } else {
             configuration_change(self.governing, context, self.stage.as_ref())
@@ -214,6 +270,7 @@ impl<'a> DesiredNode<'a> {
             matched: self.matched.iter().map(|policy| policy.name.clone()).collect(),
             governing: self.governing.map(|policy| policy.name.clone()),
             conflicts: conflicts.chain(taint_conflicts(node, &claims.taints)).collect(),
+            disagreements: self.disagreements.clone(),
             // One patch at a time: each changes the version that guards the other.
             status_patch: claims.status_patch(&stale, context).filter(|_| patch.is_none()),
             patch,
@@ -231,7 +288,7 @@ impl<'a> DesiredNode<'a> {
         if plan.gpu_node == GpuNodeChange::None {
             let conditions = fact_labels_condition(node, &self.labels, &claims.labels, &self.unfit_facts)
                 .into_iter()
-                .chain(conflict_condition(&plan.conflicts))
+                .chain(conflict_condition(&plan.conflicts, &plan.disagreements))
                 .chain(unreadable_annotation(node))
                 .collect();
             plan.conditions = conditions_change(gpu_node, conditions, &[], now);
@@ -257,8 +314,14 @@ impl<'a> DesiredNode<'a> {
             .filter(|name| !names.contains(name))
             .partition(|name| record.resources.contains_key(name));
         names.extend(known);
+        if self.is_disputed() {
+            let in_use = record.resources.iter().filter(|(_, of)| **of == ResourceUse::InUse);
+            names.extend(in_use.map(|(name, _)| name.clone()));
+        }
         if !unknown.is_empty() {
-            let yielded = context.configuration().map(|config| configured_resources(config, status));
+            let yielded = context
+                .configuration()
+                .map(|config| configured_resources(config, status));
             names.extend(yielded.unwrap_or_default().intersection(&unknown).cloned());
         }
         if self.keeps_resources {
@@ -275,6 +338,11 @@ impl<'a> DesiredNode<'a> {
         context: NodeContext<'_>,
     ) -> (PolicyOutcome, Option<Timestamp>) {
         let governs = self.governing.is_some_and(|governing| governing.name == policy.name);
+        let disagreements = plan.disagreements_of(&policy.name);
+        if !disagreements.is_empty() {
+            let outcome = PolicyOutcome::conflicted(Reason::EqualPriority, disagreements.join("; "));
+            return (outcome, None);
+        }
         let conflicts: Vec<_> = plan
             .conflicts
             .iter()
@@ -303,12 +371,6 @@ impl<'a> DesiredNode<'a> {
     }
 }
 
-/// Returns the policy whose configuration the node has, if that policy exists and cannot be read.
-fn unreadable_governor<'a>(policies: &'a PolicySet, context: NodeContext<'a>) -> Option<&'a str> {
-    let name = context.configuration()?.policy.as_str();
-    policies.is_unreadable(name).then_some(name)
-}
-
 /// Returns true if the policy would govern a node that these policies match.
 fn is_first_with_plugin(policy: &Policy, matched: &[&Policy]) -> bool {
     let first = matched.iter().find(|policy| policy.device_plugin.is_some());
@@ -320,6 +382,11 @@ fn keeps_configuration_of(policy: &str) -> String {
         "the node keeps the configuration of policy {policy}, which this operator cannot read; install an operator of its \
          version, or delete the policy"
     )
+}
+
+/// Returns true for labels that place agents and daemons.
+fn is_agent_label(key: &str) -> bool {
+    is_own_label(key) && !is_fact_label(key)
 }
 
 /// Returns the policy whose configuration the node has, where its DaemonSet is still there.

@@ -11,38 +11,28 @@ use crate::{
         context::NodeContext,
         policies::{Policy, PolicySet},
     },
-    node::{compose::Disagreement, hold::NodeHold, plan::NodePlan},
+    node::{
+        claim::KeyClaims, hold::NodeHold, patches::NodeClaims, permit::RolloutPermit, plan::NodePlan,
+        stale_resources::find_stale_resources, startup_taint::ended_startup_taints, taints::current_taints,
+        unhealthy_taint::unhealthy_taints,
+    },
     outcome::PolicyOutcome,
-    record::node_record::RecordError,
+    record::{
+        node_record::{NodeRecord, RecordError},
+        resource_use::ResourceUse,
+    },
     rollout_stage::RolloutStage,
+    taint::TaintKey,
     time::earliest,
 };
-use gpunode_crds::{ConditionType, Reason, UntimedCondition};
+use gpunode_crds::{ConditionType, Reason, UNHEALTHY_TAINT};
+use std::collections::BTreeSet;
 
 /// Returns the plan for a node whose record is unreadable.
 pub fn held_by_record(error: &RecordError, matched: &[&Policy]) -> NodePlan {
     held(matched, NodeHold::RecordUnreadable(error.to_string()), |message| {
         PolicyOutcome::failed(Reason::RecordUnreadable, message)
     })
-}
-
-/// Returns the plan for a node about which policies disagree.
-pub fn held_by_disagreement(disagreement: Disagreement, matched: &[&Policy], context: NodeContext<'_>) -> NodePlan {
-    let mut plan = held(matched, NodeHold::Disagreement(disagreement), |message| {
-        PolicyOutcome::conflicted(Reason::EqualPriority, message)
-    });
-    let conflict = UntimedCondition {
-        of: ConditionType::Conflict,
-        holds: true,
-        reason: Reason::EqualPriority,
-        message: plan.hold.as_ref().map(ToString::to_string).unwrap_or_default(),
-    };
-    let desired = [conflict]
-        .into_iter()
-        .chain(unreadable_annotation(context.node))
-        .collect();
-    plan.conditions = conditions_change(context.gpu_node, desired, &[ConditionType::FactLabels], context.now);
-    plan
 }
 
 fn held(matched: &[&Policy], hold: NodeHold, outcome: impl Fn(String) -> PolicyOutcome) -> NodePlan {
@@ -59,8 +49,15 @@ fn held(matched: &[&Policy], hold: NodeHold, outcome: impl Fn(String) -> PolicyO
 }
 
 /// Returns the plan for a node on which a paused policy owns keys. The outcome of the paused policy is that of the
-/// configuration it has there.
-pub fn held_by_pause(first: &Policy, paused: &[&Policy], matched: &[&Policy], context: NodeContext<'_>) -> NodePlan {
+/// configuration it has there. gpunode still removes what it set for a time, once its condition holds.
+pub fn held_by_pause(
+    first: &Policy,
+    paused: &[&Policy],
+    matched: &[&Policy],
+    policies: &PolicySet,
+    record: &NodeRecord,
+    context: NodeContext<'_>,
+) -> NodePlan {
     let outcome = |message| PolicyOutcome::conflicted(Reason::Paused, message);
     let mut plan = held(matched, NodeHold::Paused(first.name.clone()), outcome);
     let kept = [ConditionType::Conflict, ConditionType::FactLabels];
@@ -77,7 +74,62 @@ pub fn held_by_pause(first: &Policy, paused: &[&Policy], matched: &[&Policy], co
             plan.waiting = waiting_devices(context);
         }
     }
+    remove_what_ended(&mut plan, policies, record, context);
     plan
+}
+
+/// Adds the removal of startup and unhealthy taints whose condition holds, and of stale resources, to the plan of a held node.
+fn remove_what_ended(plan: &mut NodePlan, policies: &PolicySet, record: &NodeRecord, context: NodeContext<'_>) {
+    let NodeContext { node, now, .. } = context;
+    let configured = context.configuration().and_then(|config| policies.get(&config.policy));
+    let (mut ended, recheck) = ended_startup_taints(policies, configured, record, context);
+    let started = if ended.is_empty() || configured.is_none() {
+        record.started.clone()
+    } else {
+        Some(node.boot.clone())
+    };
+    ended.extend(ended_unhealthy_taints(policies, record, context));
+    let in_use: BTreeSet<String> = record
+        .resources
+        .iter()
+        .filter(|(_, of)| **of == ResourceUse::InUse)
+        .map(|(name, _)| name.clone())
+        .collect();
+    let stale = find_stale_resources(&record.resources, &in_use, &node.recorded_resources, now);
+    plan.recheck = earliest([plan.recheck, recheck, stale.recheck]);
+    if ended.is_empty() && stale.remove.is_empty() && stale.record == record.resources {
+        return;
+    }
+    let mut taints = KeyClaims::unchanged(record.taints.clone(), record.policies.clone());
+    for id in &ended {
+        taints.entries.release(id);
+    }
+    taints.remove = ended;
+    let claims = NodeClaims {
+        labels: KeyClaims::unchanged(record.labels.clone(), record.policies.clone()),
+        taints,
+        started: started.as_ref(),
+        unknown: &record.unknown,
+    };
+    plan.patch = claims.node_patch(node, claims.record_after(stale.record.clone()).as_deref());
+    plan.status_patch = claims.status_patch(&stale, context).filter(|_| plan.patch.is_none());
+}
+
+/// Returns the unhealthy taints of a held node that no policy with something there wants any more.
+fn ended_unhealthy_taints(policies: &PolicySet, record: &NodeRecord, context: NodeContext<'_>) -> BTreeSet<TaintKey> {
+    let there: Vec<&Policy> = policies
+        .iter()
+        .filter(|policy| record.policies.contains(&policy.name))
+        .collect();
+    let (wanted, _) = unhealthy_taints(&there, RolloutPermit::Granted, context);
+    let has_rule = |id: &TaintKey| {
+        let mut rules = there.iter().filter_map(|policy| policy.unhealthy_taint.as_ref());
+        rules.any(|rule| rule.effect().as_str() == id.effect)
+    };
+    let current = current_taints(context.node).into_keys();
+    current
+        .filter(|id| id.key == UNHEALTHY_TAINT && !wanted.contains_key(id) && has_rule(id))
+        .collect()
 }
 
 /// Keeps the stage of a held node in the rollout of the policy whose configuration it has. The node may not change, so it

@@ -1,6 +1,5 @@
 //! Reasons to leave a node as it is.
 
-use crate::node::compose::Disagreement;
 use gpunode_crds::IGNORE_LABEL;
 use std::fmt;
 
@@ -11,8 +10,6 @@ pub enum NodeHold {
     Ignored,
     /// The record of what gpunode wrote is unreadable, for the reason given.
     RecordUnreadable(String),
-    /// Policies of equal priority disagree.
-    Disagreement(Disagreement),
     /// The policy of this name owns keys there and is in mode Paused.
     Paused(String),
 }
@@ -22,20 +19,6 @@ impl fmt::Display for NodeHold {
         match self {
             Self::Ignored => write!(f, "the node has the label {IGNORE_LABEL} and is left as it is"),
             Self::RecordUnreadable(error) => write!(f, "{error}; the node is left as it is until then"),
-            Self::Disagreement(Disagreement { about, values }) => {
-                let policies: Vec<_> = values.keys().map(String::as_str).collect();
-                let values: Vec<_> = values
-                    .iter()
-                    .map(|(name, value)| format!("{name} wants \"{value}\""))
-                    .collect();
-                write!(
-                    f,
-                    "policies {} have equal priority and disagree about {about}: {}; the node is left as it is until their \
-                     priorities differ",
-                    policies.join(", "),
-                    values.join(", ")
-                )
-            }
             Self::Paused(policy) => {
                 write!(
                     f,
@@ -50,28 +33,19 @@ impl fmt::Display for NodeHold {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::collections::BTreeMap;
 
     #[test]
     fn each_reason_says_what_ends_it() {
-        let values = [("a", "1"), ("b", "2")].map(|(name, value)| (name.to_owned(), value.to_owned()));
-        let disagreement = Disagreement {
-            about: "label pool".to_owned(),
-            values: BTreeMap::from(values),
-        };
         assert_eq!(
             [
                 NodeHold::Ignored,
                 NodeHold::RecordUnreadable("repair it".to_owned()),
-                NodeHold::Disagreement(disagreement),
                 NodeHold::Paused("p".to_owned()),
             ]
             .map(|hold| hold.to_string()),
             [
                 "the node has the label gpunode.dev/ignore and is left as it is",
                 "repair it; the node is left as it is until then",
-                "policies a, b have equal priority and disagree about label pool: a wants \"1\", b wants \"2\"; the node is \
-                 left as it is until their priorities differ",
                 "policy p is paused and owns keys of the node; the node stays as it is until the policy resumes or is deleted",
             ]
         );

@@ -4,14 +4,13 @@ use crate::{
     input::{facts::NodeFacts, policies::Policy},
     node::{
         claim::KeyClaims,
-        compose::{DesiredValue, Disagreement, compose},
+        compose::{ComposedKeys, DesiredValue, compose},
         conflicts::{ConflictKey, KeyConflict},
     },
     patch_builder::PatchBuilder,
 };
 use gpunode_crds::{GOVERNED_LABEL, MPS_LABEL, policy_label};
 use serde_json::{Map, Value};
-use std::collections::BTreeMap;
 
 /// Value of gpunode's own labels.
 const TRUE: &str = "true";
@@ -23,12 +22,13 @@ pub fn desired_labels(
     governing: Option<&Policy>,
     serving: Option<&Policy>,
     needs_mps: bool,
-) -> Result<BTreeMap<String, DesiredValue>, Disagreement> {
-    let mut desired = compose(
+) -> ComposedKeys<String> {
+    let mut composed = compose(
         matched,
         |policy| policy.labels.iter().map(|(key, value)| (key.clone(), value.as_str())),
         |key| format!("label {key}"),
-    )?;
+    );
+    let desired = &mut composed.desired;
     if let Some(policy) = governing {
         let placed = [Some(policy), serving]
             .into_iter()
@@ -41,7 +41,7 @@ pub fn desired_labels(
     if needs_mps {
         desired.insert(MPS_LABEL.to_owned(), DesiredValue::by_gpunode(TRUE, governing));
     }
-    Ok(desired)
+    composed
 }
 
 /// Adds the operations for the labels to a patch.

@@ -5,24 +5,28 @@ use crate::{
     input::facts::NodeFacts,
     node::{
         claim::KeyClaims,
-        compose::DesiredValue,
+        compose::{DesiredValue, Disagreement},
         conflicts::{ConflictKey, KeyConflict},
     },
 };
 use gpunode_crds::{ConditionType, Reason, UntimedCondition};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Returns the condition about keys that policies want and somebody else owns.
-pub fn conflict_condition(conflicts: &[KeyConflict]) -> Option<UntimedCondition> {
+/// Returns the condition about keys that policies want and somebody else owns, or about which policies disagree.
+pub fn conflict_condition(conflicts: &[KeyConflict], disagreements: &[Disagreement]) -> Option<UntimedCondition> {
     let messages = conflicts
         .iter()
         .map(|conflict| format!("{conflict} (wanted by {})", conflict.policies.join(" and ")));
-    let message = messages.collect::<Vec<_>>().join("; ");
-    (!conflicts.is_empty()).then_some(UntimedCondition {
+    let messages: Vec<String> = disagreements.iter().map(ToString::to_string).chain(messages).collect();
+    (!messages.is_empty()).then(|| UntimedCondition {
         of: ConditionType::Conflict,
         holds: true,
-        reason: Reason::KeyOwnedByAnother,
-        message,
+        reason: if disagreements.is_empty() {
+            Reason::KeyOwnedByAnother
+        } else {
+            Reason::EqualPriority
+        },
+        message: messages.join("; "),
     })
 }
 

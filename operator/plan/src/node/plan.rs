@@ -2,7 +2,7 @@
 
 use crate::{
     gpu_node::{change::GpuNodeChange, conditions::ConditionsChange},
-    node::{conflicts::KeyConflict, hold::NodeHold},
+    node::{compose::Disagreement, conflicts::KeyConflict, hold::NodeHold},
     outcome::{PolicyNodeStatus, PolicyOutcome},
     rollout_stage::RolloutStage,
 };
@@ -17,7 +17,8 @@ pub struct NodePlan {
     pub hold: Option<NodeHold>,
     /// Enforced policies that match, by falling priority.
     pub matched: Vec<String>,
-    /// Policy whose device plugin runs on the node. On a held node, the policy whose configuration it has.
+    /// Policy whose device plugin runs on the node. On a node that keeps its configuration, the
+    /// policy whose configuration it has.
     pub governing: Option<String>,
     /// JSON patch of labels, taints and the record, guarded by resourceVersion. `None` if the node is as desired.
     pub patch: Option<json_patch::Patch>,
@@ -29,6 +30,8 @@ pub struct NodePlan {
     pub conditions: Option<ConditionsChange>,
     /// Keys that keep somebody else's value.
     pub conflicts: Vec<KeyConflict>,
+    /// Keys, or the configuration, about which policies of equal priority disagree: they stay as they are.
+    pub disagreements: Vec<Disagreement>,
     /// Outcome of each matching policy, also of those in mode Preview.
     pub outcomes: BTreeMap<String, PolicyOutcome>,
     /// Changes that each matching policy in mode Preview would make.
@@ -44,6 +47,17 @@ pub struct NodePlan {
 }
 
 impl NodePlan {
+    /// Returns true if policies disagree about the configuration of the node.
+    pub fn is_configuration_disputed(&self) -> bool {
+        self.disagreements.iter().any(Disagreement::is_about_configuration)
+    }
+
+    /// Returns the sentences of the disagreements that a policy takes part in.
+    pub(crate) fn disagreements_of(&self, policy: &str) -> Vec<String> {
+        let taking_part = self.disagreements.iter().filter(|it| it.values.contains_key(policy));
+        taking_part.map(ToString::to_string).collect()
+    }
+
     /// Returns true if there is something to write.
     pub fn has_work(&self) -> bool {
         self.patch.is_some()

@@ -12,7 +12,7 @@ use crate::{
     node::{
         claim::{released, retaken},
         desired::DesiredNode,
-        held_plans::{held_by_disagreement, held_by_pause, held_by_record, keep_stage},
+        held_plans::{held_by_pause, held_by_record, keep_stage},
         hold::NodeHold,
         permit::RolloutPermit,
         plan::NodePlan,
@@ -39,7 +39,7 @@ pub fn plan_node_with_permit(permit: RolloutPermit, policies: &PolicySet, contex
     } else {
         plan_enforced(policies, None, permit, context)
     };
-    if plan.hold.is_some() {
+    if plan.hold.is_some() || plan.is_configuration_disputed() {
         keep_stage(&mut plan, policies, context);
     }
     if is_ignored {
@@ -111,7 +111,7 @@ fn plan_enforced(
     let is_paused = |policy: &&Policy| policy.mode == PolicyMode::Paused && record.policies.contains(&policy.name);
     let paused: Vec<&Policy> = policies.iter().filter(is_paused).collect();
     if let Some(first) = paused.first() {
-        let plan = held_by_pause(first, &paused, &matching(&record), context);
+        let plan = held_by_pause(first, &paused, &matching(&record), policies, &record, context);
         return (plan, node.clone());
     }
     let current = node.labels.to_map();
@@ -119,23 +119,20 @@ fn plan_enforced(
     // round, a key or a policy leaves the record, or the value from before becomes the current one; so this ends.
     let desired = loop {
         let matched = matching(&record);
-        let desired = match DesiredNode::new(matched, policies, permit, &record, context) {
-            Ok(desired) if policies.gpu_labels() => {
-                desired.with_fact_labels(gpu_labels(gpu_node, &record.labels.owned))
-            }
-            Ok(desired) => desired,
-            Err((matched, disagreement)) => {
-                return (held_by_disagreement(disagreement, &matched, context), node.clone());
-            }
-        };
-        let desired = desired.with_kept_keys(policies, &record);
+        let mut desired = DesiredNode::new(matched, policies, permit, &record, context);
+        if policies.gpu_labels() {
+            desired = desired.with_fact_labels(gpu_labels(gpu_node, &record.labels.owned));
+        }
+        desired = desired.with_kept_keys(policies, &record);
         let before = record.clone();
+        let held = record.labels.split_off(&desired.held_labels);
         for key in released(&current, &record.labels, &desired.labels) {
             record.labels.release(&key);
         }
         for (key, actual) in retaken(&current, &record.labels, &desired.labels, now) {
             record.labels.set_before(&key, actual);
         }
+        record.labels.put_back(held);
         if !context.has_report() {
             // A policy stays matched without a report only while it owns something here.
             let owners = desired.owners(&record, context);

@@ -25,7 +25,7 @@ pub fn preview_of(
         ..NodePreview::default()
     };
     if let Some(hold) = &with.hold {
-        if let NodeHold::Disagreement(_) | NodeHold::Paused(_) = hold {
+        if let NodeHold::Paused(_) = hold {
             preview.conflicts.push(bounded(hold));
         }
         let outcome = with.outcomes.get(&policy.name).cloned().unwrap_or(PolicyOutcome::Ready);
@@ -62,8 +62,12 @@ pub fn preview_of(
         .iter()
         .filter(|conflict| conflict.policies.contains(&policy.name));
     preview.conflicts = conflicts.map(bounded).collect();
+    let disagreements = with.disagreements_of(&policy.name);
+    preview.conflicts.extend(disagreements.iter().map(bounded));
     let outcome = if let Some(refusal) = &policy.refusal {
         PolicyOutcome::failed(Reason::InvalidSpec, refusal)
+    } else if !disagreements.is_empty() {
+        PolicyOutcome::conflicted(Reason::EqualPriority, preview.conflicts.join("; "))
     } else if !preview.conflicts.is_empty() {
         PolicyOutcome::conflicted(Reason::KeyOwnedByAnother, preview.conflicts.join("; "))
     } else if preview

@@ -5,13 +5,18 @@
 //! |---|---|---|
 //! | want it; not every device was allocatable in this boot | any | set |
 //! | want it; every device is allocatable | any | removed, and the boot goes into the record |
-//! | do not want it; no agent reported and the node has not been Ready for two minutes yet | present | stays: a policy may come to match |
-//! | do not want it otherwise | present | removed |
+//! | disagree about the configuration; the one that the node has is not allocatable in this boot | any | set |
+//! | do not want it; a paused one with a startup taint would match | present | stays: the policy may resume |
+//! | do not want it; the one whose configuration the node has cannot be read | present | stays: that one may want it |
+//! | do not want it; the node has GPU functions and no driver | present | stays: a policy may come to match |
+//! | do not want it; nothing is reported and the node has not been Ready for two minutes yet | present | stays: a policy may come to match |
+//! | do not want it otherwise, as where GPUs are reported | present | removed |
 
 use crate::{
     gpu_node::progress::is_served,
     input::{
         context::NodeContext,
+        matching::matches,
         policies::{Policy, PolicySet},
     },
     node::{
@@ -49,23 +54,25 @@ impl StartupTaints {
     pub fn new(
         policies: &PolicySet,
         matched: &[&Policy],
-        governing: Option<&Policy>,
+        promise: DevicePromise<'_>,
         permit: RolloutPermit,
         record: &NodeRecord,
         context: NodeContext<'_>,
     ) -> Self {
         let node = context.node;
-        let active = policies.iter().filter(|policy| policy.mode != PolicyMode::Preview);
-        let mut keys: BTreeSet<String> = active.filter_map(|policy| policy.startup_taint.clone()).collect();
-        keys.insert(NOT_READY_TAINT.to_owned());
-        // Without a device plugin, no device is promised.
-        let is_desired = governing.is_some() && matched.iter().any(|policy| policy.startup_taint.is_some());
+        let keys = startup_keys(policies);
+        let is_desired = promise != DevicePromise::None && matched.iter().any(|policy| policy.startup_taint.is_some());
         let has_started = record.started.as_ref() == Some(&node.boot);
-        let is_over = |governing| has_started || is_allocatable(governing, context);
-        let (started, is_over) = match governing.filter(|_| is_desired) {
-            None => (None, true),
-            Some(governing) if is_over(governing) => (Some(node.boot.clone()), true),
-            Some(_) => (record.started.clone(), false),
+        let is_kept = || match promise {
+            DevicePromise::Of(policy) => is_allocatable(policy, context),
+            DevicePromise::None | DevicePromise::Unknown => false,
+        };
+        let (started, is_over) = if !is_desired {
+            (None, true)
+        } else if has_started || is_kept() {
+            (Some(node.boot.clone()), true)
+        } else {
+            (record.started.clone(), false)
         };
         let current = current_taints(node);
         let mut desired = if is_over { BTreeMap::new() } else { desired_by(matched) };
@@ -77,15 +84,19 @@ impl StartupTaints {
             desired.retain(|id, _| current.contains_key(id));
         }
         // Keeps taints that nobody wants on a node that has just joined: a policy may come to match.
-        let until = waits_until(context);
+        let linger = linger(policies, record, context);
         let mut lingering = BTreeSet::new();
-        if !has_started && permit != RolloutPermit::Simulated && (!node.ready || until.is_some()) {
+        let is_done = has_started || (is_desired && is_over);
+        if !is_done && permit != RolloutPermit::Simulated && linger != Linger::Over {
             let unwanted = current
                 .keys()
                 .filter(|id| is_startup_taint(id, &keys) && !desired.contains_key(id));
             lingering.extend(unwanted.cloned());
         }
-        let recheck = until.filter(|_| !lingering.is_empty());
+        let recheck = match linger {
+            Linger::Until(end) if !lingering.is_empty() => Some(end),
+            _ => None,
+        };
         Self {
             desired,
             lingering,
@@ -99,6 +110,45 @@ impl StartupTaints {
     pub fn is_ours(&self, id: &TaintKey) -> bool {
         is_startup_taint(id, &self.keys) && !self.lingering.contains(id)
     }
+}
+
+/// Devices that the matching policies promise on a node.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum DevicePromise<'a> {
+    /// None: no policy has a device plugin.
+    None,
+    /// Those of the policy that governs, or whose configuration the node keeps.
+    Of(&'a Policy),
+    /// Not known: policies disagree about a node without configuration, or the policy cannot be read.
+    Unknown,
+}
+
+/// Returns the startup taints of a node that is left as it is, where everything that its configuration promises is allocatable,
+/// or where nothing is promised and no policy may come to match; and the moment to decide again.
+pub fn ended_startup_taints(
+    policies: &PolicySet,
+    configured: Option<&Policy>,
+    record: &NodeRecord,
+    context: NodeContext<'_>,
+) -> (BTreeSet<TaintKey>, Option<Timestamp>) {
+    let keys = startup_keys(policies);
+    let current = current_taints(context.node).into_keys();
+    let ended = current.filter(|id| is_startup_taint(id, &keys)).collect();
+    match configured {
+        Some(policy) if is_allocatable(policy, context) => (ended, None),
+        Some(_) => (BTreeSet::new(), None),
+        None => match linger(policies, record, context) {
+            Linger::Over => (ended, None),
+            Linger::Until(end) => (BTreeSet::new(), Some(end).filter(|_| !ended.is_empty())),
+            Linger::Stays => (BTreeSet::new(), None),
+        },
+    }
+}
+
+fn startup_keys(policies: &PolicySet) -> BTreeSet<String> {
+    let active = policies.iter().filter(|policy| policy.mode != PolicyMode::Preview);
+    let keys = active.filter_map(|policy| policy.startup_taint.clone());
+    keys.chain([NOT_READY_TAINT.to_owned()]).collect()
 }
 
 /// Returns true for startup taints, given their keys.
@@ -116,7 +166,7 @@ fn desired_by(matched: &[&Policy]) -> BTreeMap<TaintKey, DesiredValue> {
         policy.startup_taint.iter().map(|key| (id(key), "")).collect::<Vec<_>>()
     };
     // All want the same value, so nobody disagrees.
-    compose(matched, entries, |id| format!("taint {id}")).unwrap_or_default()
+    compose(matched, entries, |id| format!("taint {id}")).desired
 }
 
 /// Returns true if the node's configuration is in force and the scheduler knows every device that its agent advertises.
@@ -130,12 +180,39 @@ fn is_allocatable(governing: &Policy, context: NodeContext<'_>) -> bool {
         && promised.all(|resource| allocatable(&resource.name) >= u64::try_from(resource.allocatable).unwrap_or(0))
 }
 
-/// Returns the moment until which a Ready node keeps a startup taint that nobody wants.
-fn waits_until(context: NodeContext<'_>) -> Option<Timestamp> {
-    let NodeContext { node, now, .. } = context;
-    if !node.ready || context.has_report() {
-        return None;
+/// Time for which a node keeps a startup taint that nobody wants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Linger {
+    /// Until something changes.
+    Stays,
+    /// Until this moment.
+    Until(Timestamp),
+    /// No longer.
+    Over,
+}
+
+fn linger(policies: &PolicySet, record: &NodeRecord, context: NodeContext<'_>) -> Linger {
+    let NodeContext { node, gpu_node, .. } = context;
+    let would_want = |policy: &Policy| {
+        policy.mode == PolicyMode::Paused
+            && policy.startup_taint.is_some()
+            && policy.device_plugin.is_some()
+            && matches(policy, node, record, gpu_node)
+    };
+    let is_kept = policies.unreadable_policy_of(context.configuration()).is_some();
+    if !node.ready || is_kept || policies.iter().any(would_want) {
+        return Linger::Stays;
     }
+    if context.has_report() {
+        let waits_for_driver = context.gpus().is_empty() && context.lacks_driver();
+        return if waits_for_driver { Linger::Stays } else { Linger::Over };
+    }
+    report_timeout(context).map_or(Linger::Over, Linger::Until)
+}
+
+/// Returns the moment until which an agent may report for the first time.
+fn report_timeout(context: NodeContext<'_>) -> Option<Timestamp> {
+    let NodeContext { node, now, .. } = context;
     // Ignores a moment further ahead than the wait itself: the node's clock is wrong.
     let ready_since = node
         .ready_since

@@ -5,7 +5,7 @@ use crate::{
     input::{facts::NodeFacts, policies::Policy},
     node::{
         claim::KeyClaims,
-        compose::{DesiredValue, Disagreement, compose},
+        compose::{ComposedKeys, compose},
         conflicts::{ConflictKey, KeyConflict},
     },
     patch_builder::PatchBuilder,
@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Returns the taints that the matching policies want.
-pub fn desired_taints(matched: &[&Policy]) -> Result<BTreeMap<TaintKey, DesiredValue>, Disagreement> {
+pub fn desired_taints(matched: &[&Policy]) -> ComposedKeys<TaintKey> {
     compose(
         matched,
         |policy| {

@@ -54,7 +54,7 @@ pub fn unhealthy_taints(
             .collect::<Vec<_>>()
     };
     // All want the same value, so nobody disagrees.
-    let desired = compose(matched, entries, |id| format!("taint {id}")).unwrap_or_default();
+    let desired = compose(matched, entries, |id| format!("taint {id}")).desired;
     let taints = matched.iter().filter_map(|policy| policy.unhealthy_taint.as_ref());
     (desired, taints.filter_map(due).filter(|due| *due > now).min())
 }

@@ -332,13 +332,16 @@ impl NodeExplainer<'_> {
         };
         let (source, overrides) = origin(values, &field);
         let value = values.first().map(|(_, value)| value).or(recorded);
+        let about = conflict.to_string();
+        let disagreement = self.plan.disagreements.iter().find(|it| it.about == about);
         let conflict = self.plan.conflicts.iter().find(|it| it.key == *conflict);
         // Derives the state from the conflict, the record after the plan and the value on the node.
-        let state = match (conflict, owned) {
+        let obstacle = disagreement
+            .map(ToString::to_string)
+            .or_else(|| conflict.map(ToString::to_string));
+        let state = match (obstacle, owned) {
             _ if self.plan.hold.is_some() => EntryState::Held,
-            (Some(conflict), _) => EntryState::Conflict {
-                message: conflict.to_string(),
-            },
+            (Some(message), _) => EntryState::Conflict { message },
             (None, Some(owned)) if actual == Some(owned.as_str()) => EntryState::InPlace,
             (None, Some(_)) => EntryState::Pending,
             (None, None) if values.is_empty() => EntryState::Leaving,
@@ -379,8 +382,12 @@ impl NodeExplainer<'_> {
             .collect();
         let (source, overrides) = origin(&values, "spec.devicePlugin");
         let desired = values.first().map(|(_, hash)| hash.clone());
+        let dispute = self.plan.disagreements.iter().find(|it| it.is_about_configuration());
         let state = match (&desired, actual) {
             _ if self.plan.hold.is_some() => EntryState::Held,
+            _ if dispute.is_some() => EntryState::Conflict {
+                message: dispute.map(ToString::to_string).unwrap_or_default(),
+            },
             (Some(desired), Some(actual)) if *desired == actual.hash => EntryState::InPlace,
             (Some(_), _) => EntryState::Pending,
             (None, _) => EntryState::Leaving,

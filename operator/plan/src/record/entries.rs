@@ -2,7 +2,7 @@
 
 use gpunode_crds::{AUTOSCALER_STARTUP_PREFIX, IGNORE_LABEL, is_kubernetes_key};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Keys of one kind in the record: labels or taints.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,6 +46,29 @@ impl<K: Ord> RecordEntries<K> {
         self.before.remove(key);
         self.restored.remove(key);
         self.conceded.remove(key);
+    }
+
+    /// Takes the entries of some keys out of the record and returns them.
+    pub fn split_off(&mut self, keys: &BTreeSet<K>) -> Self
+    where
+        K: Clone,
+    {
+        let mut taken = Self::default();
+        for key in keys {
+            taken.owned.extend(self.owned.remove_entry(key));
+            taken.before.extend(self.before.remove_entry(key));
+            taken.restored.extend(self.restored.remove_entry(key));
+            taken.conceded.extend(self.conceded.remove_entry(key));
+        }
+        taken
+    }
+
+    /// Puts entries back that were taken out.
+    pub fn put_back(&mut self, taken: Self) {
+        self.owned.extend(taken.owned);
+        self.before.extend(taken.before);
+        self.restored.extend(taken.restored);
+        self.conceded.extend(taken.conceded);
     }
 
     /// Sets the value from before a take-over; `None` records that the key was absent.

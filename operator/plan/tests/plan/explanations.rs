@@ -170,7 +170,7 @@ fn what_nobody_wants_any_more_leaves() {
 }
 
 #[test]
-fn a_node_that_is_held_says_why() {
+fn a_disputed_key_and_a_node_that_is_held_say_why() {
     let policies = [
         policy("first", "{nodeSelector: {}, labels: {b: x}}"),
         policy("one", "{nodeSelector: {}, labels: {a: \"1\"}}"),
@@ -179,15 +179,16 @@ fn a_node_that_is_held_says_why() {
     let mut world = World::sample();
     world.converge(&policies[..1]);
     let explanation = explained(&world, &policies);
-    assert!(
-        explanation.hold.as_ref().unwrap().contains("disagree about label a"),
-        "{explanation:?}"
-    );
+    assert_eq!(explanation.hold, None);
     insta::assert_snapshot!(lines(&explanation).join("\n"), @r#"
+    Label a=1
+      {"field":"spec.labels[a]","from":"policy","name":"one","priority":0}
+      over [{"policy":"two","priority":0,"value":"2"}]
+      {"is":"conflict","message":"policies one, two have equal priority and disagree about label a: one wants \"1\", two wants \"2\"; it stays as it is until their priorities differ"}
     Label b=x
       {"field":"spec.labels[b]","from":"policy","name":"first","priority":0}
       over []
-      {"is":"held"}
+      {"is":"inPlace"}
     "#);
     let ignored = World::new(&json!({"gpunode.dev/ignore": ""}), &json!([]), &json!({}));
     assert!(

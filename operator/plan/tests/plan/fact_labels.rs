@@ -205,5 +205,8 @@ fn facts_that_are_no_label_values_stop_no_other_write_and_fail_no_policy() {
         )
     );
     let plan = world.plan(&policies);
-    assert!(plan.is_settled() && plan.outcomes["p"] == PolicyOutcome::Ready, "{plan:?}");
+    assert!(
+        plan.is_settled() && plan.outcomes["p"] == PolicyOutcome::Ready,
+        "{plan:?}"
+    );
 }

@@ -2,7 +2,7 @@
 
 use crate::world::{World, now, policy};
 use gpunode_crds::{GpuNode, GpuNodePolicy, GpuNodeSpec, GpuNodeStatus, MpsDaemon, MpsDaemonState};
-use gpunode_plan::{GpuNodeChange, NodeContext, NodeFacts, NodeHold, PolicySet, plan_node};
+use gpunode_plan::{GpuNodeChange, NodeContext, NodeFacts, PolicySet, plan_node};
 use serde_json::json;
 
 const LABEL: &str = "gpunode.dev/mps";
@@ -102,7 +102,8 @@ fn label_stays_on_a_node_that_is_left_as_it_is() {
     world.converge(&[mps()]);
     let other = policy("other", "{nodeSelector: {}, devicePlugin: {}}");
     let plan = world.converge(&[mps(), other]);
-    assert!(matches!(plan.hold, Some(NodeHold::Disagreement(_))), "{:?}", plan.hold);
+    assert!(plan.is_configuration_disputed(), "{:?}", plan.disagreements);
+    assert_eq!(world.label(LABEL), Some("true"));
     world.set_label("gpunode.dev/ignore", Some(""));
     world.converge(&[]);
     assert_eq!(world.label(LABEL), Some("true"));

@@ -207,7 +207,7 @@ fn higher_priority_wins_a_key_and_the_device_plugin() {
 }
 
 #[test]
-fn equal_priorities_that_disagree_leave_the_node_as_it_is() {
+fn equal_priorities_that_disagree_leave_that_key_as_it_is() {
     for (what, one, two) in [
         ("label a", "labels: {a: x}", "labels: {a: y}"),
         (
@@ -232,9 +232,7 @@ fn equal_priorities_that_disagree_leave_the_node_as_it_is() {
         for name in ["one", "two"] {
             assert_eq!(reason(plan.outcomes.get(name)), Some(Reason::EqualPriority), "{what}");
         }
-        let Some(NodeHold::Disagreement(_)) = plan.hold else {
-            panic!("{what}: {:?}", plan.hold)
-        };
+        assert_eq!((&plan.hold, plan.disagreements.len()), (&None, 1), "{what}");
         let PolicyOutcome::Conflicted { message, .. } = &plan.outcomes["one"] else {
             panic!()
         };
@@ -244,6 +242,36 @@ fn equal_priorities_that_disagree_leave_the_node_as_it_is() {
             "{message}"
         );
     }
+}
+
+#[test]
+fn a_disputed_key_keeps_its_value_and_its_place_in_the_record_until_it_is_settled() {
+    let spec = |name: &str, value: &str| {
+        let labels = format!("{{a: {value}, own-{name}: x}}");
+        policy(
+            name,
+            &format!("{{nodeSelector: {{}}, labels: {labels}, taints: [{{key: {name}, effect: NoSchedule}}]}}"),
+        )
+    };
+    let mut world = World::sample();
+    let before = world.snapshot();
+    world.converge(&[spec("one", "x")]);
+    let policies = [spec("one", "x"), spec("two", "y")];
+    world.converge(&policies);
+    assert_eq!(
+        (world.label("a"), world.label("own-one"), world.label("own-two")),
+        (Some("x"), Some("x"), Some("x"))
+    );
+    assert!(world.plan(&policies).is_settled());
+    // What somebody changes meanwhile stays too.
+    world.set_label("a", Some("theirs"));
+    world.converge(&policies);
+    assert_eq!(world.label("a"), Some("theirs"));
+    world.set_label("a", Some("x"));
+    world.converge(&[spec("two", "y")]);
+    assert_eq!((world.label("a"), world.label("own-one")), (Some("y"), None));
+    world.converge(&[]);
+    assert_eq!(world.snapshot(), before);
 }
 
 #[test]

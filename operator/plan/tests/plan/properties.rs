@@ -229,7 +229,8 @@ proptest! {
         let governing = policies.iter().find(|it| it.metadata.name == plan.governing);
         let is_wanted = governing.is_some_and(|it| it.spec.device_plugin.as_ref().unwrap().wants_mps());
         let expected = (is_wanted || world.gpu_node.is_some()).then(|| "true".to_owned());
-        let expected = if plan.hold.is_some() { before } else { expected };
+        let is_kept = plan.hold.is_some() || plan.is_configuration_disputed();
+        let expected = if is_kept { before } else { expected };
         prop_assert_eq!(world.label("gpunode.dev/mps").map(str::to_owned), expected);
     }
 

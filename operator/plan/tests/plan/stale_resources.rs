@@ -150,7 +150,10 @@ fn resource_that_the_agent_still_serves_is_kept_and_one_that_its_configuration_c
     let since = resources(&world)[GPU].clone();
     assert!(since.is_i64());
     let names: Vec<String> = resources(&world).as_object().unwrap().keys().cloned().collect();
-    assert_eq!((names, &resources(&world)["a.b/c"]), (vec!["a.b/c".to_owned(), GPU.to_owned()], &Value::Null));
+    assert_eq!(
+        (names, &resources(&world)["a.b/c"]),
+        (vec!["a.b/c".to_owned(), GPU.to_owned()], &Value::Null)
+    );
     // What the record has stays in use while the agent reports it, whatever becomes of its configuration.
     world.gpu_node.as_mut().unwrap().spec.config = None;
     world.converge(&[]);
@@ -175,7 +178,10 @@ fn mig_profiles_that_do_not_exist_are_not_recorded() {
         ..GpuNodeStatus::default()
     });
     world.gpu_node = Some(gpu_node);
-    world.converge(&[policy("p", "{nodeSelector: {}, devicePlugin: {mig: {strategy: Mixed}}}")]);
+    world.converge(&[policy(
+        "p",
+        "{nodeSelector: {}, devicePlugin: {mig: {strategy: Mixed}}}",
+    )]);
     let names: Vec<String> = resources(&world).as_object().unwrap().keys().cloned().collect();
     assert_eq!(names.len(), 33, "32 profiles and the resource of whole GPUs");
     assert!(!names.iter().any(|name| name.contains(' ')));
@@ -193,4 +199,26 @@ fn resource_that_comes_back_is_served_again() {
     status(&mut world, "0", "0");
     world.wait(9999);
     assert_eq!(world.converge(&[whole()]).status_patch, None);
+}
+
+#[test]
+fn key_of_a_stale_resource_goes_on_a_paused_node_too() {
+    let mut world = World::sample();
+    let named = |mode: &str, name: &str| {
+        policy(
+            "p",
+            &format!("{{mode: {mode}, nodeSelector: {{}}, devicePlugin: {{resources: [{{name: {name}}}]}}}}"),
+        )
+    };
+    world.converge(&[named("Enforce", GPU)]);
+    status(&mut world, "0", "0");
+    world.converge(&[named("Enforce", "a.b/c")]);
+    world.wait(329);
+    assert!(world.plan(&[named("Paused", "a.b/c")]).is_settled());
+    world.wait(1);
+    assert!(world.converge(&[named("Paused", "a.b/c")]).status_patch.is_some());
+    assert_eq!(world.node["status"]["capacity"], json!({"cpu": "8"}));
+    world.wait(60);
+    world.converge(&[named("Paused", "a.b/c")]);
+    assert_eq!(resources(&world), json!({"a.b/c": null}), "the other stays in use");
 }

@@ -4,7 +4,7 @@ use crate::{
     governed::{configuration, world},
     world::{World, policy},
 };
-use gpunode_crds::{GpuNodePolicy, ResourceStatus};
+use gpunode_crds::{GpuDevice, GpuNode, GpuNodePolicy, ResourceStatus};
 use gpunode_plan::{NodeContext, PolicySet, RolloutPermit, plan_node_with_permit};
 use serde_json::{Value, json};
 
@@ -235,4 +235,165 @@ fn plan_for_people_leaves_out_a_taint_that_goes_by_itself() {
     );
     let plan = world.plan(&[preview]);
     assert!(plan.previews["p"].set_taints.is_empty(), "{:?}", plan.previews);
+}
+
+/// Returns a node that joined with the taint and on which discovery finds GPU functions and no driver.
+fn without_driver() -> World {
+    let mut world = unreported();
+    join_with(
+        &mut world,
+        json!({"key": "gpunode.dev/not-ready", "effect": "NoSchedule"}),
+    );
+    let gpu_node: GpuNode = serde_json::from_value(json!({
+        "apiVersion": "gpunode.dev/v1alpha1", "kind": "GpuNode", "metadata": {"name": "n"}, "spec": {},
+        "status": {
+            "agent": {"pod": "d", "podUid": "u", "mode": "Discovery", "version": "1", "configVersions": [1]},
+            "conditions": [{
+                "type": "DriverAvailable", "status": "False", "reason": "DriverNotFound", "message": "no driver",
+                "lastTransitionTime": "2026-01-01T00:00:00Z",
+            }],
+        },
+    }))
+    .unwrap();
+    world.gpu_node = Some(gpu_node);
+    world
+}
+
+fn find_gpus(world: &mut World) {
+    let gpu = GpuDevice {
+        product: "Tesla-T4".to_owned(),
+        ..GpuDevice::default()
+    };
+    let status = world.gpu_node.as_mut().unwrap().status.as_mut().unwrap();
+    (status.gpus, status.conditions) = (vec![gpu], Vec::new());
+}
+
+#[test]
+fn taint_waits_for_a_driver_that_comes_minutes_later_and_for_the_devices_of_the_policy_that_then_matches() {
+    let by_gpus = |product: &str| {
+        policy(
+            "p",
+            &format!("{{gpuSelector: {{products: [{product}]}}, startupTaint: {{}}, devicePlugin: {{}}}}"),
+        )
+    };
+    let mut world = without_driver();
+    world.wait(900);
+    world.converge(&[by_gpus("Tesla-T4")]);
+    assert_eq!(keys(&world), ["gpunode.dev/not-ready"], "the report names no GPU yet");
+    find_gpus(&mut world);
+    let mut other = world.clone();
+    let plan = world.converge(&[by_gpus("Tesla-T4")]);
+    assert_eq!(
+        (plan.governing.as_deref(), keys(&world)),
+        (Some("p"), vec!["gpunode.dev/not-ready"])
+    );
+    other.converge(&[by_gpus("Tesla-V100")]);
+    assert_eq!(
+        keys(&other),
+        Vec::<&str>::new(),
+        "no policy with a startup taint selects these GPUs"
+    );
+}
+
+#[test]
+fn taint_stays_while_the_policy_that_would_want_it_is_paused() {
+    let paused = |pool: &str| {
+        policy(
+            "p",
+            &format!(
+                "{{mode: Paused, nodeSelector: {{matchLabels: {{pool: {pool}}}}}, startupTaint: {{}}, devicePlugin: {{}}}}"
+            ),
+        )
+    };
+    let mut joined = without_driver();
+    find_gpus(&mut joined);
+    joined.wait(900);
+    let mut world = joined.clone();
+    world.converge(&[paused("a")]);
+    assert_eq!(keys(&world), ["gpunode.dev/not-ready"]);
+    world.converge(&[starting()]);
+    assert_eq!(keys(&world), ["gpunode.dev/not-ready"], "nothing is allocatable yet");
+    joined.converge(&[paused("b")]);
+    assert_eq!(
+        keys(&joined),
+        Vec::<&str>::new(),
+        "the paused policy does not select the node"
+    );
+}
+
+#[test]
+fn paused_node_loses_its_startup_taint_once_everything_promised_is_allocatable_and_nothing_else() {
+    let paused = policy(
+        "p",
+        "{mode: Paused, nodeSelector: {}, labels: {new: label}, startupTaint: {}, devicePlugin: {}}",
+    );
+    let mut world = reported("7");
+    assert_eq!(keys(&world), ["gpunode.dev/not-ready"]);
+    assert!(world.plan(std::slice::from_ref(&paused)).is_settled());
+    boot(&mut world, "b1", "8");
+    let labels = world.node["metadata"]["labels"].clone();
+    world.converge(std::slice::from_ref(&paused));
+    assert_eq!((keys(&world), started(&world).as_deref()), (vec![], Some("b1")));
+    assert_eq!(world.node["metadata"]["labels"], labels);
+    assert!(world.plan(&[paused]).is_settled());
+    assert!(
+        world.plan(&[starting()]).patch.is_none(),
+        "the record is that of a node in force"
+    );
+}
+
+#[test]
+fn disagreement_about_a_label_holds_back_neither_the_startup_taint_nor_other_keys() {
+    let say = |name: &str, key: &str| {
+        policy(
+            name,
+            &format!(
+                "{{nodeSelector: {{}}, labels: {{zone: {name}, {key}: x}}, startupTaint: {{}}, devicePlugin: {{}}}}"
+            ),
+        )
+    };
+    let policies = [say("p", "one"), say("q", "two")];
+    let mut world = unreported();
+    let plan = world.converge(&policies);
+    assert_eq!((plan.hold, plan.disagreements.len()), (None, 1));
+    assert_eq!(
+        (world.label("zone"), world.label("one"), world.label("two")),
+        (None, Some("x"), Some("x"))
+    );
+    assert_eq!(keys(&world), ["gpunode.dev/not-ready"]);
+    world.gpu_node = reported("8").gpu_node;
+    boot(&mut world, "b1", "8");
+    world.converge(&policies);
+    assert_eq!((keys(&world), started(&world).as_deref()), (vec![], Some("b1")));
+}
+
+#[test]
+fn disagreement_about_the_device_plugin_keeps_configuration_agent_and_startup_taint() {
+    let other = policy(
+        "q",
+        "{nodeSelector: {}, labels: {q: x}, startupTaint: {}, devicePlugin: {passDeviceSpecs: true}}",
+    );
+    let both = [starting(), other];
+    let mut new = unreported();
+    let plan = new.converge(&both);
+    assert!(plan.is_configuration_disputed() && plan.gpu_node == gpunode_plan::GpuNodeChange::None);
+    assert_eq!(
+        (keys(&new), new.label("q"), new.label("gpunode.dev/governed")),
+        (vec!["gpunode.dev/not-ready"], Some("x"), None)
+    );
+    new.wait(3600);
+    new.converge(&both);
+    assert_eq!(keys(&new), ["gpunode.dev/not-ready"]);
+
+    let mut world = reported("8");
+    let plan = world.converge(&both);
+    assert_eq!(plan.gpu_node, gpunode_plan::GpuNodeChange::None);
+    assert_eq!(
+        plan.governing.as_deref(),
+        Some("p"),
+        "the policy whose configuration it has"
+    );
+    assert_eq!(world.label("gpunode.dev/policy.p"), Some("true"));
+    assert_eq!(keys(&world), Vec::<&str>::new(), "what it has is allocatable");
+    assert!(world.plan(&both).patch.is_none());
 }

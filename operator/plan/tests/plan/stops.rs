@@ -18,7 +18,7 @@ fn stop() -> RolloutStage {
     RolloutStage::Stopped("ConfigurationRejected: no".to_owned())
 }
 
-/// Returns the policies, with a reason to leave the node as it is.
+/// Returns the policies, with a reason to leave the node, or its configuration, as it is.
 fn held() -> [(World, Vec<GpuNodePolicy>); 4] {
     let labels = |name: &str, spec: &str| policy(name, &format!("{{nodeSelector: {{}}, {spec}}}"));
     let world = rejected();
@@ -31,10 +31,7 @@ fn held() -> [(World, Vec<GpuNodePolicy>); 4] {
     [
         (ignored, vec![new()]),
         (unreadable, vec![new()]),
-        (
-            world,
-            vec![new(), labels("q", "labels: {x: '1'}"), labels("r", "labels: {x: '2'}")],
-        ),
+        (world, vec![new(), labels("q", "devicePlugin: {}")]),
         (paused, vec![new(), labels("q", "mode: Paused, labels: {x: '1'}")]),
     ]
 }
@@ -91,7 +88,8 @@ fn stop_outlasts_the_downtime_and_the_words_of_the_node_that_failed() {
 fn stop_holds_while_the_node_is_left_as_it_is() {
     for (world, policies) in held() {
         let plan = plan_at(RolloutPermit::Withheld, &world, &policies, 1);
-        assert!(plan.hold.is_some() && !plan.waits, "{plan:?}");
+        let is_held = plan.hold.is_some() || plan.is_configuration_disputed();
+        assert!(is_held && !plan.waits, "{plan:?}");
         assert_eq!(
             (plan.stage.clone(), plan.governing.as_deref()),
             (Some(stop()), Some("p")),

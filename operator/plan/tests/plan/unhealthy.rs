@@ -154,3 +154,25 @@ fn key_is_gpunodes_alone() {
     world.converge(&[]);
     assert_eq!(effects(&world), Vec::<&str>::new());
 }
+
+#[test]
+fn taint_of_a_paused_node_goes_when_enough_gpus_are_healthy_and_comes_only_with_the_policy() {
+    let spec = |mode: &str| {
+        policy(
+            "p",
+            &format!("{{mode: {mode}, nodeSelector: {{}}, labels: {{a: b}}, unhealthyTaint: {{}}}}"),
+        )
+    };
+    let (broken, whole) = (with_gpus(&[Some(99)]).gpu_node, with_gpus(&[None]).gpu_node);
+    let mut world = with_gpus(&[Some(99)]);
+    world.converge(&[spec("Enforce")]);
+    assert_eq!(effects(&world), ["NoSchedule"]);
+    world.converge(&[spec("Paused")]);
+    assert_eq!(effects(&world), ["NoSchedule"]);
+    world.gpu_node = whole;
+    world.converge(&[spec("Paused")]);
+    assert_eq!((effects(&world), world.label("a")), (vec![], Some("b")));
+    world.gpu_node = broken;
+    world.converge(&[spec("Paused")]);
+    assert_eq!(effects(&world), Vec::<&str>::new(), "a paused node gets nothing new");
+}

@@ -27,7 +27,7 @@ impl Drop for HandSet<'_> {
 
 #[test]
 #[ignore = "needs the local cluster: make test"]
-fn policies_over_different_nodes_compose_and_a_conflict_stops_one_node_alone() -> Result<()> {
+fn policies_over_different_nodes_compose_and_a_conflict_stops_one_key_alone() -> Result<()> {
     let lab = Lab::enter()?;
     let volta = manifest(
         "volta",
@@ -90,7 +90,8 @@ fn policies_over_different_nodes_compose_and_a_conflict_stops_one_node_alone() -
             assert!(message.contains(part), "{message} does not say {part}");
         }
     }
-    assert_eq!(label(&lab, MIXED, "generation")?, "old", "the node is left as it is");
+    assert_eq!(label(&lab, MIXED, "generation")?, "old", "the key is left as it is");
+    assert_eq!(label(&lab, MIXED, "tier")?, "large", "other keys are not");
     assert_eq!(
         (label(&lab, V100, "tier")?, label(&lab, V100, "generation")?),
         ("large".into(), "old".into())

@@ -225,7 +225,10 @@ fn labels_stay_until_an_agent_that_starts_knows_what_is_shared() {
     let kept = BTreeMap::from([("nvidia.com/gpu.replicas".to_owned(), "4".to_owned())]);
     assert_eq!(gpu_labels(Some(&gpu_node), &owned).labels, kept);
     gpu_node.status = Some(of(vec![gpu(0, "a")]));
-    assert_eq!(gpu_labels(Some(&gpu_node), &owned).labels["nvidia.com/gpu.replicas"], "1");
+    assert_eq!(
+        gpu_labels(Some(&gpu_node), &owned).labels["nvidia.com/gpu.replicas"],
+        "1"
+    );
     assert_eq!(gpu_labels(None, &owned).labels, kept);
 }
 
@@ -277,7 +280,13 @@ fn facts_that_do_not_fit_are_written_in_label_form_and_named() {
     });
     let NodeFactLabels { labels, unfit } = gpu_labels(Some(&gpu_node), &BTreeMap::new());
     assert_eq!(labels["nvidia.com/gpu.machine"], "bad");
-    assert_eq!((labels["nvidia.com/gpu.product"].as_str(), labels["gpunode.dev/gpus.abc"].as_str()), ("abc", "1"));
+    assert_eq!(
+        (
+            labels["nvidia.com/gpu.product"].as_str(),
+            labels["gpunode.dev/gpus.abc"].as_str()
+        ),
+        ("abc", "1")
+    );
     assert_eq!(
         unfit,
         [
