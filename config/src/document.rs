@@ -46,6 +46,66 @@ mod tests {
         assert_eq!(ConfigDocument::of(&AgentConfig::default()).text, "{}\n");
     }
 
+    /// A change of this hash is a rollout on every node of every cluster: no update of a library may change it.
+    #[test]
+    fn text_and_hash_of_a_full_configuration_never_change() {
+        let config = crate::load(FULL).expect("a configuration");
+        let document = ConfigDocument::of(&config);
+        assert_eq!(document.text, FULL);
+        assert_eq!(document.hash, "9b108ad3d82228ad");
+        assert_eq!(ConfigDocument::of(&AgentConfig::default()).hash, "ca3d163bab055381");
+    }
+
+    const FULL: &str = "\
+resources:
+- name: nvidia.com/gpu
+  devices:
+    indices:
+    - 0
+    - 1
+    uuids:
+    - GPU-0c1b5e0a-0000-0000-0000-000000000000
+    products:
+    - Tesla-V100*
+    - '*'
+    architectures:
+    - volta
+    - ada-lovelace
+    minMemory: 30Gi
+    kind: FullGpu
+  allocation: Packed
+- name: nvidia.com/gpu.shared
+  sharing:
+    strategy: TimeSlicing
+    replicas: 4
+    replicasPerDevice:
+    - devices:
+        indices:
+        - 2
+      replicas: 8
+    renameByDefault: false
+    failRequestsGreaterThanOne: true
+- name: example.com/mem
+  devices:
+    migProfiles:
+    - 1g.10gb
+    - 1g.10gb+me
+  sharing:
+    strategy: Memory
+    unit: 512Mi
+    placement: Spread
+mig:
+  strategy: Mixed
+passDeviceSpecs: true
+health:
+  ignoreXids:
+  - 13
+  watchXids:
+  - 63
+  recovery: Manual
+failOnInitError: false
+";
+
     #[test]
     fn hash_depends_on_the_text_alone() {
         let one = ConfigDocument::of(&AgentConfig {

@@ -14,12 +14,14 @@
 //! | `memory` | amounts of memory |
 //! | `validate` | checks that a schema cannot express |
 //! | `load` | strict parsing of YAML |
+//! | `fields` | the fields that a version knows, and those that a document has |
 //! | `document` | the configuration as text, with its hash |
 
 mod agent_config;
 mod allocation;
 mod device_selector;
 mod document;
+mod fields;
 mod health;
 mod load;
 mod memory;
@@ -30,6 +32,7 @@ pub use agent_config::{AgentConfig, ResourceConfig};
 pub use allocation::Allocation;
 pub use device_selector::{Architecture, DeviceKind, DeviceSelector, MigConfig, MigStrategy};
 pub use document::{CONFIG_VERSION, ConfigDocument};
+pub use fields::{fields_of, known_fields};
 pub use health::{HealthRules, Recovery};
 pub use load::{LoadError, MAX_DOCUMENT_BYTES, load, nearest_name, unknown_field_message};
 pub use memory::{MEMORY_RULE, MemoryMiB};

@@ -26,7 +26,11 @@ pub struct GpuDevice {
     #[schemars(with = "i64")]
     pub memory_mib: u64,
     /// Architecture, with the name of GPU feature discovery.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "crate::newer_value::known_or_none"
+    )]
     pub architecture: Option<Architecture>,
     /// CUDA compute capability, such as `7.0`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -41,7 +45,11 @@ pub struct GpuDevice {
     #[schemars(with = "Option<i32>")]
     pub numa_node: Option<u32>,
     /// Purpose of the GPU by its PCI class; absent if sysfs does not show the class.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "crate::newer_value::known_or_none"
+    )]
     pub mode: Option<GpuMode>,
     /// NVLink fabric that the GPU belongs to; absent if no fabric reaches beyond the node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -55,7 +63,11 @@ pub struct GpuDevice {
     #[schemars(schema_with = "crate::conditions::optional_time")]
     pub missing_since: Option<Time>,
     /// MIG mode; absent if the GPU does not support MIG.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "crate::newer_value::known_or_none"
+    )]
     pub mig_mode: Option<MigMode>,
     /// MIG devices of the GPU, ordered by instance.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -212,6 +224,7 @@ pub enum LinkLevel {
     Node,
     /// Between NUMA nodes.
     Sys,
-    /// The driver does not report the level.
+    /// The driver does not report the level, or this version does not know it.
+    #[serde(other)]
     Unknown,
 }

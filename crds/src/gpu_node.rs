@@ -129,7 +129,11 @@ pub struct GpuNodeStatus {
     pub vgpu: Option<Vgpu>,
 
     /// MIG strategy in force; absent if MIG devices are not advertised.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "crate::newer_value::known_or_none"
+    )]
     pub mig_strategy: Option<MigStrategy>,
 
     /// GPUs of the node, ordered by index, including those that have been missing for less than 15 minutes.
@@ -205,6 +209,12 @@ pub struct Agent {
     /// Versions of the configuration document that the agent can read.
     #[schemars(length(max = 16))]
     pub config_versions: Vec<i32>,
+    /// Fields of the configuration document that the agent knows, such as `resources.sharing.replicas`, and values of its
+    /// enums, such as `resources.sharing.strategy=Mps`. The operator writes no document with others. If empty, the agent
+    /// does not report them, and the operator writes any.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 512), inner(length(max = 128)))]
+    pub config_fields: Vec<String>,
 }
 
 /// Task of an agent on its node.
@@ -215,4 +225,8 @@ pub enum AgentMode {
     Discovery,
     /// Runs the device plugin.
     DevicePlugin,
+    /// A task that this version does not know.
+    #[serde(other)]
+    #[schemars(skip)]
+    Unknown,
 }

@@ -16,7 +16,11 @@ pub struct DeviceHealth {
     /// Health state; pods cannot get an unhealthy device.
     pub state: HealthState,
     /// Fault of the device, as one word for programs; absent if the device is healthy.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "crate::newer_value::known_or_none"
+    )]
     pub reason: Option<FaultReason>,
     /// XID of the fault, if the driver reported one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -47,6 +51,10 @@ pub enum HealthState {
     Healthy,
     /// Pods cannot get the device.
     Unhealthy,
+    /// A state that this version does not know.
+    #[serde(other)]
+    #[schemars(skip)]
+    Unknown,
 }
 
 /// Faults of a device: constants of the API that programs may compare with.

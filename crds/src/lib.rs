@@ -18,6 +18,7 @@
 //! | `resources` | advertised resources, holders and waiting devices |
 //! | `reason` | types and reasons of conditions |
 //! | `untimed_condition` | a condition before its transition time is known |
+//! | `newer_value` | values of enums that a newer agent writes |
 //! | `keys` | labels, annotations and taints on Nodes |
 //! | `conditions` | schemas of times and conditions |
 //! | `label_map` | schemas of label maps |
@@ -33,6 +34,7 @@ mod keys;
 mod label_map;
 mod manifest;
 mod name_list;
+mod newer_value;
 mod policy;
 mod policy_status;
 mod reason;

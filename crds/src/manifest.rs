@@ -1,8 +1,13 @@
 //! The CRDs as the YAML files of `manifests/crds/`.
 
 use crate::{GpuNode, GpuNodePolicy};
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
+    CustomResourceDefinition, JSON, JSONSchemaProps, JSONSchemaPropsOrArray,
+};
 use kube::CustomResourceExt;
+
+/// Maximum length of a value of an enum in a status, in characters.
+const MAX_ENUM_VALUE: i64 = 64;
 
 /// A generated file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,7 +28,35 @@ pub struct ManifestError {
 
 /// Returns the CRDs of this version.
 pub fn manifests() -> Result<Vec<Manifest>, ManifestError> {
-    [GpuNodePolicy::crd(), GpuNode::crd()].iter().map(manifest).collect()
+    let mut gpu_nodes = GpuNode::crd();
+    for version in &mut gpu_nodes.spec.versions {
+        let schema = version.schema.as_mut().and_then(|it| it.open_api_v3_schema.as_mut());
+        let fields = schema.and_then(|schema| schema.properties.as_mut());
+        if let Some(status) = fields.and_then(|fields| fields.get_mut("status")) {
+            open_enums(status);
+        }
+    }
+    [GpuNodePolicy::crd(), gpu_nodes].iter().map(manifest).collect()
+}
+
+/// Lets the enums of a status have further values, so that the API server takes the status of a newer agent. Conditions keep
+/// the values of Kubernetes.
+fn open_enums(schema: &mut JSONSchemaProps) {
+    if let Some(values) = schema.enum_.take() {
+        let known: Vec<_> = values.iter().filter_map(|JSON(value)| value.as_str()).collect();
+        let description = schema.description.take().unwrap_or_default();
+        let known = format!("One of: {}. Newer agents may report others.", known.join(", "));
+        schema.description = Some(format!("{description} {known}").trim_start().to_owned());
+        schema.max_length = Some(MAX_ENUM_VALUE);
+    }
+    if let Some(JSONSchemaPropsOrArray::Schema(items)) = &mut schema.items {
+        open_enums(items);
+    }
+    for (name, field) in schema.properties.iter_mut().flatten() {
+        if name != "conditions" {
+            open_enums(field);
+        }
+    }
 }
 
 fn manifest(crd: &CustomResourceDefinition) -> Result<Manifest, ManifestError> {
@@ -88,6 +121,52 @@ mod tests {
             lost_docs(&format!("{kind}.status"), &status, &fields["status"], &mut lost);
         }
         assert_eq!(lost, Vec::<String>::new());
+    }
+
+    #[test]
+    fn every_enum_of_an_agents_status_may_have_newer_values() {
+        fn closed(schema: &serde_json::Value, path: &str, found: &mut Vec<String>) {
+            if schema.get("enum").is_some() {
+                found.push(path.to_owned());
+            }
+            let fields = schema.get("properties").and_then(serde_json::Value::as_object);
+            for (name, field) in fields.into_iter().flatten() {
+                closed(field, &format!("{path}.{name}"), found);
+            }
+            if let Some(items) = schema.get("items") {
+                closed(items, path, found);
+            }
+        }
+        let manifests = super::manifests().expect("CRDs");
+        let crd: serde_json::Value = serde_yaml::from_str(&manifests[1].yaml).expect("YAML");
+        let schema = &crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"];
+        let mut found = Vec::new();
+        closed(schema, "status", &mut found);
+        assert_eq!(found, ["status.conditions.status"]);
+    }
+
+    #[test]
+    fn a_status_with_values_of_a_newer_agent_keeps_everything_else() {
+        let mut status: serde_json::Value = serde_json::json!({
+            "agent": {"pod": "a", "podUid": "u", "mode": "Newer", "version": "9", "configVersions": [1]},
+            "migStrategy": "Newer",
+            "gpus": [{
+                "index": 0, "uuid": "GPU-0", "product": "P", "memoryMiB": 1, "architecture": "newer", "mode": "Newer",
+                "migMode": "Newer", "health": {"state": "Newer", "reason": "Newer", "message": "m"},
+                "links": [{"peer": 1, "level": "NEWER"}],
+            }],
+            "resources": [{"name": "r", "capacity": 4, "allocatable": 4, "registered": true, "sharing": "Newer"}],
+            "mpsDaemons": [{"device": "GPU-0", "state": "Newer"}],
+        });
+        let read: crate::GpuNodeStatus = serde_json::from_value(status.clone()).expect("a status");
+        assert_eq!(read.gpus[0].uuid, "GPU-0");
+        let health = read.gpus[0].health.as_ref().expect("health");
+        assert_eq!((health.state, health.reason), (crate::HealthState::Unknown, None));
+        assert_eq!(health.message.as_deref(), Some("m"));
+        assert_eq!(read.resources[0].allocatable, 4);
+        // A value that is no text is an error as before.
+        status["gpus"][0]["mode"] = serde_json::json!(1);
+        assert!(serde_json::from_value::<crate::GpuNodeStatus>(status).is_err());
     }
 
     /// Server-side apply turns an emptied granular block into null, which counts as left out.

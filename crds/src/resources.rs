@@ -28,7 +28,11 @@ pub struct ResourceStatus {
     /// True if the kubelet has accepted the resource.
     pub registered: bool,
     /// Sharing strategy of its devices; absent if they are not shared.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "crate::newer_value::known_or_none"
+    )]
     pub sharing: Option<SharingStrategy>,
     /// True if the name marks its devices as shared by ending with `.shared`.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -117,4 +121,8 @@ pub enum MpsDaemonState {
     Answering,
     /// The daemon is no longer needed and is stopping.
     Stopping,
+    /// A state that this version does not know.
+    #[serde(other)]
+    #[schemars(skip)]
+    Unknown,
 }

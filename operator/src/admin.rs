@@ -59,15 +59,17 @@ impl AdminServer {
     /// Numbers of nodes and conditions come from the leader alone.
     fn metrics_answer(&self) -> TextResponse {
         let is_leader = self.leadership.is_current();
-        let (nodes, conditions) = if is_leader {
-            (self.index.node_numbers(), self.index.conditions())
+        let (nodes, conditions, outdated) = if is_leader {
+            let outdated = self.index.outdated_discovery();
+            (self.index.node_numbers(), self.index.conditions(), outdated)
         } else {
-            (Vec::new(), Vec::new())
+            (Vec::new(), Vec::new(), 0)
         };
         self.metrics.set_leader(is_leader);
         self.metrics.set_unreadable_policies(self.index.unreadable_policies());
         self.metrics.set_nodes(nodes);
         self.metrics.set_conditions(conditions);
+        self.metrics.set_outdated_discovery(outdated);
         TextResponse::metrics(self.metrics.render())
     }
 }

@@ -11,6 +11,11 @@ pub struct OperatorArgs {
     #[arg(long, env = "AGENT_IMAGE")]
     pub agent_image: String,
 
+    /// Registries and repositories, separated by commas, whose images policies may use in `spec.image`. Default: the
+    /// repository of the agent's image.
+    #[arg(long, env = "AGENT_IMAGES", value_delimiter = ',')]
+    pub agent_images: Vec<String>,
+
     /// Namespace of the agents and of the operator's Lease.
     #[arg(long, env = "POD_NAMESPACE", default_value = "gpunode-system")]
     pub namespace: String,

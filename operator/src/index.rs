@@ -40,9 +40,9 @@ use crate::{
         work::{DaemonSetWrite, NodeWrite, PlannedWrite, PolicyStatusWrite, UnreadableStatusWrite, WorkKey},
     },
 };
-use gpunode_crds::{ConditionType, GpuNode, GpuNodePolicy, NodeCounts, Reason};
+use gpunode_crds::{ConditionType, GOVERNED_LABEL, GpuNode, GpuNodePolicy, NodeCounts, Reason};
 use gpunode_plan::{
-    AgentPodSettings, NodeFacts, NodePlan, PodEviction, PolicyTally, RejectedPod, RolloutPermit,
+    AgentPodSettings, DISCOVERY_NAME, NodeFacts, NodePlan, PodEviction, PolicyTally, RejectedPod, RolloutPermit,
     policies_delete_rejected_pods, policy_daemonset_name, policy_status,
 };
 use jiff::Timestamp;
@@ -66,7 +66,7 @@ impl ClusterIndex {
     /// An empty index. `pods` says how agents run; nodes get fact labels about their GPUs if `gpu_labels` says so.
     pub fn new(pods: AgentPodSettings, gpu_labels: bool) -> Self {
         Self {
-            objects: Objects::new(gpu_labels),
+            objects: Objects::new(gpu_labels, pods.allowed.clone()),
             daemonsets: DaemonSets::new(pods),
             outcomes: OutcomeIndex::default(),
             refusals: HashMap::new(),
@@ -250,6 +250,11 @@ impl ClusterIndex {
         }
     }
 
+    /// Nodes whose discovery pod is of an earlier template.
+    pub fn outdated_discovery(&self) -> i32 {
+        self.daemonsets.outdated_discovery()
+    }
+
     fn plan_all(&mut self, now: Timestamp, effects: &mut Effects) {
         if self.has_synced() {
             for name in self.objects.nodes.names() {
@@ -276,6 +281,11 @@ impl ClusterIndex {
 
     /// Plans one node, as before its permit in a rollout, and counts the result.
     fn plan(&mut self, name: &str, now: Timestamp, effects: &mut Effects) -> Option<NodePlan> {
+        let facts = self.objects.nodes.get(name);
+        let is_down = facts.is_some_and(|facts| !facts.ready && facts.labels.get(GOVERNED_LABEL).is_none());
+        if self.daemonsets.set_discovery_down(name, is_down) {
+            effects.queue(WorkKey::DaemonSet(DISCOVERY_NAME.to_owned()));
+        }
         let Some(plan) = self.objects.plan(RolloutPermit::Withheld, name, now) else {
             self.refusals.remove(name);
             self.evictions.put(name, BTreeMap::new());

@@ -31,6 +31,7 @@ pub struct OperatorMetrics {
     errors: Family<KindLabel, Counter>,
     leader: Gauge,
     unreadable_policies: Gauge,
+    outdated_discovery: Gauge,
     nodes: Family<PolicyStateLabels, Gauge>,
     conditions: Family<PolicyConditionLabels, Gauge>,
 }
@@ -65,6 +66,7 @@ impl OperatorMetrics {
             errors: Family::default(),
             leader: Gauge::default(),
             unreadable_policies: Gauge::default(),
+            outdated_discovery: Gauge::default(),
             nodes: Family::default(),
             conditions: Family::default(),
             registry: Registry::default(),
@@ -90,6 +92,11 @@ impl OperatorMetrics {
             "unreadable_policies",
             "Policies that this version cannot read",
             metrics.unreadable_policies.clone(),
+        );
+        registry.register(
+            "discovery_outdated_nodes",
+            "Nodes whose discovery pod is of an earlier version, only on the leader",
+            metrics.outdated_discovery.clone(),
         );
         registry.register(
             "policy_nodes",
@@ -128,6 +135,11 @@ impl OperatorMetrics {
     /// Sets `unreadable_policies`.
     pub fn set_unreadable_policies(&self, number: usize) {
         self.unreadable_policies.set(i64::try_from(number).unwrap_or(i64::MAX));
+    }
+
+    /// Sets the number of nodes whose discovery pod is of an earlier version.
+    pub fn set_outdated_discovery(&self, nodes: i32) {
+        self.outdated_discovery.set(nodes.into());
     }
 
     /// Sets the numbers of nodes: policy, state, number. Drops the series of other policies.

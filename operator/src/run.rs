@@ -15,7 +15,7 @@ use crate::{
     write::{ClusterWriter, MAX_CONCURRENT_WRITES, WriteResults, WriteWorker},
 };
 use anyhow::{Context, Result, anyhow};
-use gpunode_plan::AgentPodSettings;
+use gpunode_plan::{AgentImages, AgentPodSettings};
 use http::{HeaderValue, header::USER_AGENT};
 use kube::{Client, Config};
 use std::{sync::Arc, time::Duration};
@@ -35,9 +35,15 @@ const INDEX_MESSAGES: usize = 64;
 pub async fn run(args: OperatorArgs) -> Result<()> {
     let config = client_config().await?;
     let client = Client::try_from(config.clone()).context("make a client for the API server")?;
+    let allowed = if args.agent_images.is_empty() {
+        AgentImages::of_agent(&args.agent_image)
+    } else {
+        AgentImages::new(&args.agent_images).context("read AGENT_IMAGES")?
+    };
     let agent_pods = AgentPodSettings {
         namespace: args.namespace.clone(),
         image: args.agent_image,
+        allowed: Some(allowed),
     };
     let (owned_index, index) = IndexOwner::new(ClusterIndex::new(agent_pods, args.gpu_labels));
     let watch_health = WatchHealth::default();

@@ -54,7 +54,7 @@ pub fn daemons(mps: &BTreeSet<String>, answers: &DaemonAnswers, now: Duration) -
 /// Returns the reasons why devices cannot be allocated now, by UUID, for `Allocator::set_unavailable`.
 pub fn unavailable(daemons: &[MpsDaemon]) -> BTreeMap<String, String> {
     let reason = |daemon: &MpsDaemon| match daemon.state {
-        MpsDaemonState::Answering => None,
+        MpsDaemonState::Answering | MpsDaemonState::Unknown => None,
         MpsDaemonState::NotAnswering => {
             Some("its MPS control daemon does not answer; see the log of gpunode-mps on this node")
         }

@@ -9,7 +9,7 @@ use crate::{
         resources, usage,
     },
 };
-use gpunode_config::CONFIG_VERSION;
+use gpunode_config::{CONFIG_VERSION, known_fields};
 use gpunode_crds::{
     Agent, AgentMode, GpuNodeStatus, Holder, MAX_DEVICES, MAX_HOLDERS, MAX_WAITING_MESSAGE, MAX_WAITING_PODS,
     MigStrategy, RejectedConfiguration, WaitingDevice,
@@ -42,6 +42,7 @@ pub fn status(identity: &AgentIdentity, inputs: StatusInputs<'_>) -> GpuNodeStat
             },
             version: env!("CARGO_PKG_VERSION").to_owned(),
             config_versions: vec![CONFIG_VERSION],
+            config_fields: known_fields().iter().cloned().collect(),
         }),
         hardware: inventory
             .map(gpu::Inventory::summary)

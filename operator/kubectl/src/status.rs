@@ -9,6 +9,7 @@
 //! | `resources` | compares what an agent advertises with what the Node has |
 //! | `devices` | summarises the devices of one node and their holders |
 //! | `usage` | sums memory, cores and shares in use |
+//! | `discovery` | counts how far an upgrade of discovery is |
 //! | `amount` | a part of a whole, such as 3 of 10 shares |
 //! | `policy` | summarises one policy |
 //! | `rollout` | counts how far each policy's configuration is |
@@ -17,6 +18,7 @@
 
 mod amount;
 mod devices;
+mod discovery;
 mod fleet;
 mod node;
 mod policy;
@@ -33,11 +35,12 @@ use crate::{
     cli::{OutputFormat, StatusArgs},
     cluster, output,
 };
+use discovery::DiscoveryProgress;
 use fleet::FleetSummary;
 use gpunode_crds::{GpuNode, GpuNodePolicy};
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::Node;
-use kube::Client;
+use k8s_openapi::api::{apps::v1::DaemonSet, core::v1::Node};
+use kube::{Client, api::ListParams};
 use std::process::ExitCode;
 use watch::{WatchOutput, watch};
 
@@ -66,7 +69,12 @@ async fn read_state(client: &Client, args: &StatusArgs) -> anyhow::Result<String
     let policies = cluster::list::<GpuNodePolicy>(client).await?;
     let gpu_nodes = cluster::list::<GpuNode>(client).await?;
     let nodes = cluster::list::<Node>(client).await?;
-    let fleet = FleetSummary::new(&gpu_nodes, &nodes, &policies, Timestamp::now());
+    let mut fleet = FleetSummary::new(&gpu_nodes, &nodes, &policies, Timestamp::now());
+    // Whoever may not read DaemonSets misses this line alone.
+    let selected = ListParams::default().labels(discovery::SELECTOR);
+    if let Ok(daemonsets) = cluster::list_some::<DaemonSet>(client, selected).await {
+        fleet.discovery = DiscoveryProgress::of(&daemonsets.objects);
+    }
     let text = if args.nodes.is_empty() {
         output::render(args.output, &fleet, || text::fleet(&fleet))?
     } else {

@@ -6,12 +6,14 @@
 //! | `resource_presence` | the state of an extended resource in a node's status |
 //! | `release` | labels that tell the agents of a node to release its GPUs |
 //! | `context` | one node, its `GpuNode` and the current time |
+//! | `agent_images` | the images that a policy may give its agents |
 //! | `policies` | the policies, checked and ordered by priority |
 //! | `selectors` | node selector and GPU selector of a policy |
 //! | `visible_labels` | the labels of a node that selectors see |
 //! | `matching` | the policies that match a node |
 //! | `inventory` | the GPUs that a `GpuNode` reports, as the allocation logic takes them |
 
+pub mod agent_images;
 pub mod context;
 pub mod facts;
 pub mod inventory;

@@ -44,8 +44,9 @@ pub use fleet::{
     rollout::PolicyRollout,
     tally::PolicyTally,
 };
-pub use gpu_node::{change::GpuNodeChange, conditions::ConditionsChange};
+pub use gpu_node::{change::GpuNodeChange, conditions::ConditionsChange, configuration::drop_known_fields};
 pub use input::{
+    agent_images::{AgentImages, AgentImagesError},
     context::NodeContext,
     facts::NodeFacts,
     inventory::inventory,
@@ -66,7 +67,7 @@ pub use node::{
 pub use outcome::{PolicyNodeStatus, PolicyOutcome};
 pub use output::{
     daemonsets::{
-        AgentPodSettings, daemonset_has_drifted, desired_discovery, desired_for_policy, desired_mps,
+        AgentPodSettings, ReplacedNodes, daemonset_has_drifted, desired_discovery, desired_for_policy, desired_mps,
         is_daemonset_observed, is_same_daemonset, outdated_agents, policy_of_daemonset, repaired_daemonset,
     },
     evictions::{PodEviction, evictions, retain_holders_of_unhealthy},

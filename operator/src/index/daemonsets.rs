@@ -14,13 +14,13 @@ use crate::index::{
 };
 use gpunode_crds::{GpuNodePolicy, PolicyMode};
 use gpunode_plan::{
-    AgentPodSettings, AgentUpdate, DISCOVERY_NAME, MPS_NAME, Policy, PolicySet, daemonset_has_drifted,
+    AgentPodSettings, AgentUpdate, DISCOVERY_NAME, MPS_NAME, Policy, PolicySet, ReplacedNodes, daemonset_has_drifted,
     desired_discovery, desired_for_policy, desired_mps, is_same_daemonset, policy_daemonset_name, policy_of_daemonset,
     repaired_daemonset,
 };
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::DaemonSet;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 /// DaemonSets that exist without any policy.
 pub const ALWAYS: [&str; 2] = [DISCOVERY_NAME, MPS_NAME];
@@ -29,6 +29,8 @@ pub const ALWAYS: [&str; 2] = [DISCOVERY_NAME, MPS_NAME];
 #[derive(Debug)]
 pub struct DaemonSets {
     pods: AgentPodSettings,
+    /// Nodes on which discovery runs and that are down.
+    discovery_down: BTreeSet<String>,
     live: ObjectCache<DaemonSet>,
     /// Repairs that something else in the cluster undid, by name; they are not repeated.
     futile: HashMap<String, FutileRepair>,
@@ -58,6 +60,7 @@ impl DaemonSets {
     pub fn new(pods: AgentPodSettings) -> Self {
         Self {
             pods,
+            discovery_down: BTreeSet::new(),
             live: ObjectCache::default(),
             futile: HashMap::new(),
             refusals: HashMap::new(),
@@ -108,7 +111,7 @@ impl DaemonSets {
         outcomes: &OutcomeIndex,
     ) -> Option<DaemonSet> {
         match name {
-            DISCOVERY_NAME => return Some(desired_discovery(&self.pods)),
+            DISCOVERY_NAME => return Some(desired_discovery(&self.pods, self.replaced_discovery())),
             MPS_NAME => return Some(desired_mps(&self.pods)),
             _ => {}
         }
@@ -124,8 +127,8 @@ impl DaemonSets {
         desired_for_policy(&self.pods, policy, policies.get(&policy.name)?, surge)
     }
 
-    /// Returns the write that turns the live DaemonSet of a name into the desired one. That of a paused policy stays, and that of
-    /// one that cannot be read.
+    /// Returns the write that turns the live DaemonSet of a name into the desired one. Those of policies that are paused, that cannot
+    /// be read or whose image is refused stay.
     pub fn planned_write(
         &self,
         name: &str,
@@ -144,7 +147,9 @@ impl DaemonSets {
         let Some(live) = self.live.get(name) else {
             return desired.map(|desired| DaemonSetWrite::Create(Box::new(desired)));
         };
-        if live.metadata.deletion_timestamp.is_some() {
+        let plugin = set.of_daemonset(name).and_then(|policy| policy.device_plugin.as_ref());
+        let keeps_image = desired.is_some() && plugin.is_some_and(|plugin| plugin.is_image_refused);
+        if live.metadata.deletion_timestamp.is_some() || keeps_image {
             return None;
         }
         match desired {
@@ -181,6 +186,33 @@ impl DaemonSets {
             let replacement = PodReplacement::start(live, outside, now);
             self.replacements.insert(name.to_owned(), replacement);
         }
+    }
+
+    /// Records whether discovery runs on a node that is down. Returns true if its DaemonSet depends on that now.
+    pub fn set_discovery_down(&mut self, node: &str, is_down: bool) -> bool {
+        let has_changed = if is_down {
+            self.discovery_down.insert(node.to_owned())
+        } else {
+            self.discovery_down.remove(node)
+        };
+        has_changed && self.is_behind(DISCOVERY_NAME)
+    }
+
+    /// Nodes on which discovery is being replaced; none at rest.
+    fn replaced_discovery(&self) -> Option<ReplacedNodes> {
+        let live = self
+            .live
+            .get(DISCOVERY_NAME)
+            .filter(|_| self.is_behind(DISCOVERY_NAME))?;
+        Some(ReplacedNodes {
+            all: live.status.as_ref().map_or(0, |status| status.desired_number_scheduled),
+            down: i32::try_from(self.discovery_down.len()).unwrap_or(i32::MAX),
+        })
+    }
+
+    /// Nodes whose discovery pod is of an earlier template.
+    pub fn outdated_discovery(&self) -> i32 {
+        self.behind(DISCOVERY_NAME)
     }
 
     /// True while pods of a DaemonSet are being replaced.

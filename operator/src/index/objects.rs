@@ -6,8 +6,8 @@ use crate::index::{
 };
 use gpunode_crds::{ConditionType, GpuNode, GpuNodePolicy, GpuNodePolicyStatus, PolicyMode};
 use gpunode_plan::{
-    NodeContext, NodeFacts, NodePlan, PodEviction, PodName, Policy, PolicySet, RejectedPod, RolloutPermit, evictions,
-    gpu_mismatch, plan_node_with_permit,
+    AgentImages, NodeContext, NodeFacts, NodePlan, PodEviction, PodName, Policy, PolicySet, RejectedPod, RolloutPermit,
+    evictions, gpu_mismatch, plan_node_with_permit,
 };
 use jiff::Timestamp;
 use kube::ResourceExt;
@@ -41,14 +41,16 @@ pub struct Objects {
 }
 
 impl Objects {
-    /// Empty caches. Nodes get fact labels about their GPUs if `gpu_labels` says so.
-    pub fn new(gpu_labels: bool) -> Self {
+    /// Empty caches. Nodes get fact labels about their GPUs if `gpu_labels` says so; policies may use these images of the agent.
+    pub fn new(gpu_labels: bool, agent_images: Option<AgentImages>) -> Self {
         Self {
             policies: ObjectCache::default(),
             nodes: ObjectCache::default(),
             gpu_nodes: ObjectCache::default(),
             unreadable: BTreeMap::new(),
-            set: PolicySet::default().with_gpu_labels(gpu_labels),
+            set: PolicySet::default()
+                .with_gpu_labels(gpu_labels)
+                .with_agent_images(agent_images),
         }
     }
 
@@ -71,7 +73,8 @@ impl Objects {
     pub fn rebuild_set(&mut self) {
         self.set = PolicySet::new(self.policies.iter().map(Arc::as_ref))
             .with_unreadable(self.unreadable.keys().cloned())
-            .with_gpu_labels(self.set.gpu_labels());
+            .with_gpu_labels(self.set.gpu_labels())
+            .with_agent_images(self.set.agent_images().cloned());
     }
 
     /// Applies news of policies from the watch.

@@ -5,13 +5,13 @@ use crate::index::{
     watched_policy::{UnreadablePolicy, WatchedPolicy},
 };
 use gpunode_crds::Reason;
-use gpunode_plan::{DISCOVERY_NAME, GpuNodeChange, MPS_NAME};
+use gpunode_plan::{AgentImages, DISCOVERY_NAME, GpuNodeChange, MPS_NAME};
 use k8s_openapi::{
     api::{
         apps::v1::{DaemonSet, DaemonSetStatus},
         core::v1::Node,
     },
-    apimachinery::pkg::apis::meta::v1::ObjectMeta,
+    apimachinery::pkg::{apis::meta::v1::ObjectMeta, util::intstr::IntOrString},
 };
 use serde_json::json;
 
@@ -40,6 +40,7 @@ impl Scene {
         let pods = AgentPodSettings {
             namespace: "ns".to_owned(),
             image: "image".to_owned(),
+            allowed: Some(AgentImages::of_agent("image")),
         };
         Self {
             index: ClusterIndex::new(pods, true),
@@ -350,7 +351,7 @@ fn daemonset_comes_with_the_device_plugin_is_repaired_and_goes_with_it() {
     scene.set_policy("p", PLUGIN);
     let name = policy_daemonset_name("p");
     scene.write_daemonset(&name, |_| {});
-    assert_eq!(scene.index.daemonset_write(&name), None);
+    assert!(scene.index.daemonset_write(&name).is_none());
     let mut edited = {
         let ClusterIndex {
             daemonsets,
@@ -493,7 +494,7 @@ fn daemonset_that_something_else_rewrites_is_not_written_again_and_again() {
     let name = policy_daemonset_name("p");
     scene.set_policy("p", PLUGIN);
     scene.write_daemonset(&name, insist);
-    assert_eq!(scene.index.daemonset_write(&name), None);
+    assert!(scene.index.daemonset_write(&name).is_none());
     scene.set_policy("p", "{nodeSelector: {}, image: another, devicePlugin: {}}");
     assert!(matches!(
         scene.index.daemonset_write(&name),
@@ -581,7 +582,7 @@ fn daemonset_of_a_paused_policy_stays() {
     scene.set_policy("p", "{nodeSelector: {}, devicePlugin: {}}");
     scene.write_daemonset(&name, |_| {});
     scene.set_policy("p", "{mode: Paused, nodeSelector: {}, devicePlugin: {}, image: other}");
-    assert_eq!(scene.index.daemonset_write(&name), None);
+    assert!(scene.index.daemonset_write(&name).is_none());
     scene.delete_policy("p");
     assert!(matches!(
         scene.index.daemonset_write(&name),
@@ -679,4 +680,71 @@ fn policy_that_can_be_read_again_is_in_force_again() {
     assert_eq!(scene.index.unreadable_policies(), 0);
     scene.write_node("n");
     assert!(matches!(status(&mut scene), Some(PlannedWrite::PolicyStatus(_))));
+}
+
+#[test]
+fn daemonset_keeps_its_image_while_its_policy_has_one_that_is_not_allowed() {
+    let mut scene = Scene::synced();
+    let spec =
+        |image: &str| format!("{{nodeSelector: {{matchLabels: {{pool: a}}}}, devicePlugin: {{}}, image: '{image}'}}");
+    let name = policy_daemonset_name("p");
+    scene.set_policy("p", &spec("image:1"));
+    scene.write_daemonset(&name, |_| {});
+    scene.set_policy("p", &spec("evil/image:1"));
+    assert!(scene.index.daemonset_write(&name).is_none());
+    let status = scene
+        .index
+        .policy_status_write("p", Timestamp::UNIX_EPOCH)
+        .unwrap()
+        .status;
+    let stalled = ConditionType::Stalled.find(&status.conditions).unwrap();
+    assert_eq!(
+        (stalled.status.as_str(), stalled.reason.as_str()),
+        ("True", "InvalidSpec")
+    );
+    assert!(
+        stalled.message.contains("evil/image:1 is not allowed"),
+        "{}",
+        stalled.message
+    );
+    scene.set_policy("p", &spec("image:2"));
+    assert!(matches!(
+        scene.index.daemonset_write(&name),
+        Some(DaemonSetWrite::Replace(_))
+    ));
+}
+
+#[test]
+fn upgrade_of_discovery_counts_the_nodes_that_are_down_on_top() {
+    let mut scene = Scene::synced();
+    let max_unavailable = |scene: &Scene| {
+        let write = scene.index.daemonset_write(DISCOVERY_NAME);
+        let Some(DaemonSetWrite::Replace(daemonset)) = write else {
+            return None;
+        };
+        let update = daemonset.spec?.update_strategy?.rolling_update?;
+        update.max_unavailable
+    };
+    let mut live = None;
+    scene.write_daemonset(DISCOVERY_NAME, |daemonset| live = Some(daemonset.clone()));
+    // At rest a node that goes down changes nothing. `Scene::set_node` has no condition, so the node is not Ready.
+    scene.set_node("down", &json!({}));
+    assert_eq!(max_unavailable(&scene), None);
+    let mut outdated = live.unwrap();
+    outdated.metadata.resource_version = Some(scene.next_version());
+    outdated.status = Some(DaemonSetStatus {
+        current_number_scheduled: 30,
+        desired_number_scheduled: 30,
+        updated_number_scheduled: Some(20),
+        ..DaemonSetStatus::default()
+    });
+    scene.apply(IndexMessage::DaemonSets(WatchUpdate::applied(outdated)));
+    assert_eq!(max_unavailable(&scene), Some(IntOrString::Int(4)));
+    assert_eq!(scene.index.outdated_discovery(), 10);
+    scene.set_node("down-too", &json!({}));
+    assert!(scene.queued().contains(&&WorkKey::DaemonSet(DISCOVERY_NAME.to_owned())));
+    assert_eq!(max_unavailable(&scene), Some(IntOrString::Int(5)));
+    // A governed node has no discovery.
+    scene.set_node("governed", &json!({"gpunode.dev/governed": "true"}));
+    assert_eq!(max_unavailable(&scene), Some(IntOrString::Int(5)));
 }

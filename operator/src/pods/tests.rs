@@ -72,6 +72,7 @@ impl Scene {
         let pods = AgentPodSettings {
             namespace: "ns".to_owned(),
             image: "image".to_owned(),
+            allowed: None,
         };
         let (owned_index, index) = IndexOwner::new(ClusterIndex::new(pods, true));
         let (event_sender, events) = event_channel();

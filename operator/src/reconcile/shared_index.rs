@@ -34,6 +34,11 @@ impl IndexReader {
         self.read().deletes(pod, Timestamp::now())
     }
 
+    /// Returns the number of nodes whose discovery pod is of an earlier version, for metrics.
+    pub fn outdated_discovery(&self) -> i32 {
+        self.read().outdated_discovery()
+    }
+
     /// Returns the numbers of nodes by policy and state, for metrics.
     pub fn node_numbers(&self) -> Vec<(String, &'static str, i32)> {
         let counts = self.read().node_counts();

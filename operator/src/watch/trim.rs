@@ -1,7 +1,7 @@
 //! Trims objects to the fields that the planner reads, before they enter the index.
 
 use gpunode_crds::{GpuNode, OPERATOR_FIELD_MANAGER};
-use gpunode_plan::retain_holders_of_unhealthy;
+use gpunode_plan::{drop_known_fields, retain_holders_of_unhealthy};
 use kube::Resource;
 
 /// Drops the managed fields, which are the bulk of most objects.
@@ -21,6 +21,7 @@ pub fn trimmed_gpu_node(mut gpu_node: GpuNode) -> GpuNode {
     }
     if let Some(status) = &mut gpu_node.status {
         retain_holders_of_unhealthy(status);
+        drop_known_fields(status);
         for gpu in &mut status.gpus {
             gpu.links = Vec::new();
         }

@@ -1,6 +1,7 @@
 //! The summary of a cluster's GPU nodes and policies. Pure.
 
 use super::{
+    discovery::DiscoveryProgress,
     node::{ConfigurationProgress, NodeSummary, summarise_node},
     policy::{PolicySummary, summarise_policy},
     problems::problems,
@@ -29,6 +30,9 @@ pub struct FleetSummary {
     /// Memory, cores and shares that containers hold on these nodes.
     #[serde(rename = "inUse")]
     pub usage: DeviceUsage,
+    /// Upgrade of discovery; absent where it is complete or cannot be read.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub discovery: Option<DiscoveryProgress>,
     /// Unreadable objects of any kind.
     pub unreadable: Vec<UnreadableObject>,
 }
@@ -81,6 +85,7 @@ impl FleetSummary {
             usage: total(&states),
             nodes: states,
             policies,
+            discovery: None,
             unreadable: unreadable.into_iter().flatten().cloned().collect(),
         }
     }

@@ -63,6 +63,9 @@ pub fn fleet(fleet: &FleetSummary) -> String {
         }
     }
     text.push_str(&rollouts(fleet));
+    if let Some(discovery) = fleet.discovery {
+        let _ = writeln!(text, "\n{}", discovery.text());
+    }
     text.push_str(&waiting(fleet, MAX_WAITING));
     text.push_str(&problems(fleet));
     text

@@ -9,12 +9,13 @@ use crate::{
     rollout_stage::RolloutStage,
     time::whole_second,
 };
-use gpunode_config::CONFIG_VERSION;
+use gpunode_config::{CONFIG_VERSION, known_fields};
 use gpunode_crds::{
     Configuration, ConfigurationStep, GpuNode, GpuNodeSpec, GpuNodeStatus, MAX_FAILED_MESSAGE, NodeWaiting,
 };
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{OwnerReference, Time};
+use std::collections::BTreeSet;
 
 /// Returns the configuration that a node gets from its governing policy.
 ///
@@ -29,16 +30,49 @@ pub fn desired_configuration(governing: &Policy) -> Option<Configuration> {
     })
 }
 
-/// Returns the configuration versions that the agent reads, if it reports them and this build's is not among them.
-pub fn unreadable_versions(gpu_node: Option<&GpuNode>) -> Option<&[i32]> {
+/// Part of a policy's configuration that the agent of a node cannot read.
+#[derive(Debug, PartialEq, Eq)]
+pub enum UnreadableConfiguration<'a> {
+    /// The agent reads these versions of the document alone.
+    Version(&'a [i32]),
+    /// Fields, and values of enums, that the agent does not know.
+    Fields(Vec<&'a str>),
+}
+
+/// Returns the part of a policy's configuration that the agent of the node cannot read, as far as it reports what it can.
+pub fn unreadable_configuration<'a>(
+    governing: &'a Policy,
+    gpu_node: Option<&'a GpuNode>,
+) -> Option<UnreadableConfiguration<'a>> {
     let agent = gpu_node?.status.as_ref()?.agent.as_ref()?;
-    (!agent.config_versions.is_empty() && !agent.config_versions.contains(&CONFIG_VERSION))
-        .then_some(agent.config_versions.as_slice())
+    if !agent.config_versions.is_empty() && !agent.config_versions.contains(&CONFIG_VERSION) {
+        return Some(UnreadableConfiguration::Version(&agent.config_versions));
+    }
+    if agent.config_fields.is_empty() {
+        return None;
+    }
+    let known: BTreeSet<&str> = agent.config_fields.iter().map(String::as_str).collect();
+    let used = governing.device_plugin.iter().flat_map(|plugin| &plugin.fields);
+    let unknown: Vec<&str> = used
+        .map(String::as_str)
+        .filter(|field| !known.contains(field))
+        .collect();
+    (!unknown.is_empty()).then_some(UnreadableConfiguration::Fields(unknown))
+}
+
+/// Drops the long list of the agent's fields where the agent knows all that this build writes: an empty list is no
+/// restriction either.
+pub fn drop_known_fields(status: &mut GpuNodeStatus) {
+    let Some(agent) = &mut status.agent else { return };
+    let reported: BTreeSet<&str> = agent.config_fields.iter().map(String::as_str).collect();
+    if known_fields().iter().all(|field| reported.contains(field.as_str())) {
+        agent.config_fields = Vec::new();
+    }
 }
 
 /// Returns true if the policy's configuration can be written for the node.
 pub fn is_writable(governing: &Policy, gpu_node: Option<&GpuNode>) -> bool {
-    desired_configuration(governing).is_some() && unreadable_versions(gpu_node).is_none()
+    desired_configuration(governing).is_some() && unreadable_configuration(governing, gpu_node).is_none()
 }
 
 /// Returns true if a node needs MPS daemons: for its configuration, or because daemons still run there. The label must outlive
@@ -60,7 +94,8 @@ pub fn configuration_change(
     let NodeContext { node, now, .. } = context;
     match (governing, context.gpu_node) {
         (Some(policy), Some(gpu_node)) => {
-            let desired = desired_configuration(policy).filter(|_| unreadable_versions(Some(gpu_node)).is_none());
+            let desired =
+                desired_configuration(policy).filter(|_| unreadable_configuration(policy, Some(gpu_node)).is_none());
             match (desired, &gpu_node.spec.config) {
                 (None, _) => GpuNodeChange::None,
                 (Some(desired), Some(current)) if desired == *current => {

@@ -5,10 +5,10 @@
 
 use crate::{
     gpu_node::{
-        configuration::{desired_configuration, unreadable_versions},
+        configuration::{UnreadableConfiguration, desired_configuration, unreadable_configuration},
         progress_messages::{
             INVALID_CONFIGURATION, NO_DEVICE_PLUGIN, NO_READY_CONDITION, NODE_NOT_READY, OTHER_CONFIGURATION, RELEASED,
-            deadline_exceeded, hand_over_pending, not_allocatable, unreadable_version,
+            deadline_exceeded, hand_over_pending, not_allocatable, unknown_fields, unreadable_version,
         },
     },
     input::{context::NodeContext, facts::NodeFacts, policies::Policy},
@@ -25,8 +25,11 @@ pub fn agent_outcome(governing: &Policy, context: NodeContext<'_>) -> (PolicyOut
         let why = governing.refusal.as_deref().unwrap_or(INVALID_CONFIGURATION);
         return (PolicyOutcome::failed(Reason::InvalidSpec, why), None);
     };
-    if let Some(versions) = unreadable_versions(context.gpu_node) {
-        let message = unreadable_version(versions, desired.version);
+    if let Some(unreadable) = unreadable_configuration(governing, context.gpu_node) {
+        let message = match unreadable {
+            UnreadableConfiguration::Version(versions) => unreadable_version(versions, desired.version),
+            UnreadableConfiguration::Fields(fields) => unknown_fields(&fields),
+        };
         return (PolicyOutcome::failed(Reason::ConfigurationPending, message), None);
     }
     outcome_in_force(governing, &desired.hash, context)
@@ -81,7 +84,7 @@ pub fn rollout_stage(governing: &Policy, context: NodeContext<'_>) -> Option<(Ro
     {
         return Some((RolloutStage::Stopped(why), None));
     }
-    if unreadable_versions(Some(gpu_node)).is_some() {
+    if unreadable_configuration(governing, Some(gpu_node)).is_some() {
         return Some((RolloutStage::Outside, None));
     }
     let is_down = context.is_down();

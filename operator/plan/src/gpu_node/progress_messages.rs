@@ -1,6 +1,10 @@
 //! Messages about an agent that does not put its configuration in force. Each names the next thing to look at.
 
+use gpunode_crds::named;
 use jiff::SignedDuration;
+
+/// Maximum number of fields that a message names.
+const MAX_FIELDS: usize = 4;
 
 /// The node is down.
 pub const NODE_NOT_READY: &str = "the node is not Ready; see the kubelet on it";
@@ -19,6 +23,14 @@ pub const INVALID_CONFIGURATION: &str = "the configuration is invalid";
 pub fn unreadable_version(read: &[i32], written: i32) -> String {
     format!(
         "the agent reads configuration versions {read:?}, not {written}; give it the image that came with the operator"
+    )
+}
+
+/// The agent does not know some fields of the configuration, or values of its enums.
+pub fn unknown_fields(fields: &[&str]) -> String {
+    format!(
+        "the agent does not know {}; the configuration waits until the node has the agent image that came with the operator",
+        named(fields, MAX_FIELDS)
     )
 }
 
@@ -51,6 +63,11 @@ mod tests {
         assert_eq!(
             unreadable_version(&[2, 3], 1),
             "the agent reads configuration versions [2, 3], not 1; give it the image that came with the operator"
+        );
+        assert_eq!(
+            unknown_fields(&["health.newer"]),
+            "the agent does not know health.newer; the configuration waits until the node has the agent image that came with \
+             the operator"
         );
         assert_eq!(
             hand_over_pending("old", "new", "n"),

@@ -1,7 +1,7 @@
 //! The policies in the form that the planner uses: checked, with rendered documents, ordered by priority.
 
 use crate::{
-    input::{inventory::mig_resources, selectors::Selector},
+    input::{agent_images::AgentImages, inventory::mig_resources, selectors::Selector},
     names::policy_of_daemonset_name,
     taint::{Taint, TaintKey},
 };
@@ -54,12 +54,16 @@ pub struct PolicyDevicePlugin {
     pub document: Option<ConfigDocument>,
     /// True if the configuration needs MPS daemons.
     pub wants_mps: bool,
+    /// Fields of the configuration, and values of its enums, that its agents must know.
+    pub fields: BTreeSet<String>,
     /// Names of the resources it may advertise on any node.
     resources: BTreeSet<String>,
     /// Configuration, where MIG devices get names by profile as well.
     mig_by_profile: Option<AgentConfig>,
-    /// Image of the agent, if the policy sets one.
+    /// Image of the agent, if the policy sets one that it may use.
     pub image: Option<String>,
+    /// True if the policy sets an image that it may not use. Its agents keep the image that they have.
+    pub is_image_refused: bool,
 }
 
 impl PolicyDevicePlugin {
@@ -68,10 +72,12 @@ impl PolicyDevicePlugin {
         let names = config.effective_resources();
         Self {
             document: is_valid.then(|| ConfigDocument::of(config)),
+            fields: gpunode_config::fields_of(config),
             wants_mps: is_valid && config.wants_mps(),
             resources: names.iter().map(ResourceConfig::advertised_name).collect(),
             mig_by_profile: (is_valid && config.mig_strategy() == MigStrategy::Mixed).then(|| config.clone()),
             image,
+            is_image_refused: false,
         }
     }
 
@@ -101,6 +107,7 @@ pub struct PolicySet {
     /// Names of policies that exist and cannot be read: what they want is unknown, so what is there for them stays.
     unreadable: BTreeSet<String>,
     no_gpu_labels: bool,
+    agent_images: Option<AgentImages>,
 }
 
 impl PolicySet {
@@ -114,8 +121,7 @@ impl PolicySet {
         policies.sort_by(|a, b| b.priority.cmp(&a.priority).then_with(|| a.name.cmp(&b.name)));
         Self {
             policies,
-            unreadable: BTreeSet::new(),
-            no_gpu_labels: false,
+            ..Self::default()
         }
     }
 
@@ -141,6 +147,23 @@ impl PolicySet {
     /// Returns true if a DaemonSet of this name belongs to a policy that cannot be read, and must stay as it is.
     pub fn keeps_daemonset(&self, name: &str) -> bool {
         policy_of_daemonset_name(name).is_some_and(|policy| self.is_unreadable(policy))
+    }
+
+    /// Returns the same policies, of which those with another image than these are refused. `None` allows every image.
+    #[must_use]
+    pub fn with_agent_images(mut self, agent_images: Option<AgentImages>) -> Self {
+        if let Some(images) = &agent_images {
+            for policy in &mut self.policies {
+                policy.refuse_image(images);
+            }
+        }
+        self.agent_images = agent_images;
+        self
+    }
+
+    /// Returns the images that policies may use; `None` for every image.
+    pub fn agent_images(&self) -> Option<&AgentImages> {
+        self.agent_images.as_ref()
     }
 
     /// Returns the same policies, with GPU fact labels switched on or off.
@@ -225,6 +248,31 @@ impl Policy {
             refusal: (!refusals.is_empty()).then(|| refusals.join("; ")),
         }
     }
+
+    /// Refuses the policy's image if it is none of these. The configuration in force stays on its nodes.
+    fn refuse_image(&mut self, images: &AgentImages) {
+        let Some(plugin) = &mut self.device_plugin else { return };
+        let Some(image) = plugin.image.take_if(|image| !images.allows(image)) else {
+            return;
+        };
+        plugin.is_image_refused = true;
+        plugin.document = None;
+        plugin.mig_by_profile = None;
+        let refusal = refused_image(&image, images);
+        self.refusal = Some(match self.refusal.take() {
+            Some(other) => format!("{other}; {refusal}"),
+            None => refusal,
+        });
+    }
+}
+
+/// The operator does not allow the image of a policy.
+fn refused_image(image: &str, images: &AgentImages) -> String {
+    format!(
+        "spec.image: {image} is not allowed; use an image of {}, or let an administrator add its repository to AGENT_IMAGES of the \
+         operator",
+        images.names()
+    )
 }
 
 fn taint_of(taint: &gpunode_crds::PolicyTaint) -> Taint {

@@ -54,17 +54,17 @@ struct HostMount {
 pub fn agent_pod(image: &str, component: AgentComponent<'_>) -> PodSpec {
     let mounts = mounts(component);
     let labelled = |label: String| Some(BTreeMap::from([(label, "true".to_owned())]));
-    let (node_selector, affinity) = match component {
-        AgentComponent::Discovery => (None, Some(discovery_affinity())),
-        AgentComponent::DevicePlugin { policy } => (labelled(policy_label(policy)), None),
-        AgentComponent::Mps => (labelled(MPS_LABEL.to_owned()), None),
+    let node_selector = match component {
+        AgentComponent::Discovery => None,
+        AgentComponent::DevicePlugin { policy } => labelled(policy_label(policy)),
+        AgentComponent::Mps => labelled(MPS_LABEL.to_owned()),
     };
     let is_mps = matches!(component, AgentComponent::Mps);
     PodSpec {
         containers: vec![container(image, component, &mounts)],
         volumes: Some(mounts.iter().map(HostMount::volume).collect()),
         node_selector,
-        affinity,
+        affinity: Some(node_affinity(matches!(component, AgentComponent::Discovery))),
         // GPU nodes have taints of their own, and an agent must stay where somebody adds one.
         tolerations: Some(vec![Toleration {
             operator: Some("Exists".to_owned()),
@@ -201,19 +201,25 @@ fn probe(path: &str, period_seconds: i32) -> Probe {
     }
 }
 
-/// Selects Linux nodes that run containers and that no policy governs.
-fn discovery_affinity() -> Affinity {
+/// Selects Linux nodes that run containers of the host: no virtual nodes, where a DaemonSet's pod waits for ever, and for
+/// discovery none that a policy governs.
+fn node_affinity(is_discovery: bool) -> Affinity {
     let requirement = |key: &str, operator: &str, values: &[&str]| NodeSelectorRequirement {
         key: key.to_owned(),
         operator: operator.to_owned(),
         values: (!values.is_empty()).then(|| values.iter().map(|value| (*value).to_owned()).collect()),
     };
+    let mut requirements = vec![
+        requirement("kubernetes.io/os", "In", &["linux"]),
+        requirement("type", "NotIn", &["virtual-kubelet"]),
+        // AWS Fargate.
+        requirement("eks.amazonaws.com/compute-type", "NotIn", &["fargate"]),
+    ];
+    if is_discovery {
+        requirements.push(requirement(GOVERNED_LABEL, "DoesNotExist", &[]));
+    }
     let term = NodeSelectorTerm {
-        match_expressions: Some(vec![
-            requirement("kubernetes.io/os", "In", &["linux"]),
-            requirement(GOVERNED_LABEL, "DoesNotExist", &[]),
-            requirement("type", "NotIn", &["virtual-kubelet"]),
-        ]),
+        match_expressions: Some(requirements),
         match_fields: None,
     };
     Affinity {

@@ -5,7 +5,7 @@
 //! the API server would fill in, so that live and desired specs compare as a whole: any difference is an edit.
 
 use crate::{
-    input::policies::Policy,
+    input::{agent_images::AgentImages, policies::Policy},
     names::{
         COMPONENT_LABEL, DISCOVERY_NAME, MANAGED_BY_LABEL, MPS_NAME, POLICY_NAME_LABEL, policy_daemonset_name,
         policy_of_daemonset_name,
@@ -34,6 +34,8 @@ pub struct AgentPodSettings {
     pub namespace: String,
     /// Image of agents whose policy sets none.
     pub image: String,
+    /// Images that policies may use; `None` for every image.
+    pub allowed: Option<AgentImages>,
 }
 
 /// Returns the policy that a DaemonSet belongs to.
@@ -52,15 +54,41 @@ fn is_policy_reference(owner: &OwnerReference) -> bool {
     owner.kind == "GpuNodePolicy" && owner.api_version.split('/').next() == Some(GROUP)
 }
 
-/// Returns the discovery DaemonSet.
-pub fn desired_discovery(pods: &AgentPodSettings) -> DaemonSet {
-    desired(pods, &pods.image, AgentComponent::Discovery, None)
+/// Part of the nodes on which discovery may be replaced at a time, in percent.
+const DISCOVERY_PERCENT: i32 = 10;
+
+/// Returns the discovery DaemonSet. `replaced` says of how many nodes its pods are being replaced, and how many of these are
+/// down; none at rest. The pod of a node that is down is unavailable for the DaemonSet, so such nodes come on top: otherwise
+/// one of them would stop the upgrade of all others.
+pub fn desired_discovery(pods: &AgentPodSettings, replaced: Option<ReplacedNodes>) -> DaemonSet {
+    let max_unavailable = match replaced {
+        Some(ReplacedNodes { all, down }) if down > 0 => {
+            let part = all.max(0).saturating_mul(DISCOVERY_PERCENT).saturating_add(99) / 100;
+            IntOrString::Int(part.max(1).saturating_add(down))
+        }
+        _ => IntOrString::String(format!("{DISCOVERY_PERCENT}%")),
+    };
+    let strategy = rolling_update(max_unavailable, IntOrString::Int(0));
+    desired(pods, &pods.image, AgentComponent::Discovery, strategy)
+}
+
+/// Nodes of a DaemonSet whose pods are being replaced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReplacedNodes {
+    /// Nodes that have or should have a pod.
+    pub all: i32,
+    /// Nodes among them that are down.
+    pub down: i32,
 }
 
 /// Returns the DaemonSet of the MPS daemons. No policy owns it and no update replaces its pods, since the end of a pod ends the
 /// work of its clients.
 pub fn desired_mps(pods: &AgentPodSettings) -> DaemonSet {
-    desired(pods, &pods.image, AgentComponent::Mps, None)
+    let strategy = DaemonSetUpdateStrategy {
+        type_: Some("OnDelete".to_owned()),
+        rolling_update: None,
+    };
+    desired(pods, &pods.image, AgentComponent::Mps, strategy)
 }
 
 /// Returns the DaemonSet of a policy; none without a device plugin. `object` is the policy as the API server has it. `surge` is
@@ -74,7 +102,8 @@ pub fn desired_for_policy(
     let plugin = policy.device_plugin.as_ref()?;
     let image = plugin.image.as_ref().unwrap_or(&pods.image);
     let component = AgentComponent::DevicePlugin { policy: &policy.name };
-    let mut daemonset = desired(pods, image, component, Some(surge));
+    let strategy = rolling_update(IntOrString::Int(0), surge);
+    let mut daemonset = desired(pods, image, component, strategy);
     daemonset.metadata.owner_references = Some(vec![OwnerReference {
         api_version: format!("{GROUP}/v1alpha1"),
         kind: "GpuNodePolicy".to_owned(),
@@ -143,7 +172,7 @@ fn desired(
     pods: &AgentPodSettings,
     image: &str,
     component: AgentComponent<'_>,
-    surge: Option<IntOrString>,
+    strategy: DaemonSetUpdateStrategy,
 ) -> DaemonSet {
     let labels = component.labels();
     DaemonSet {
@@ -165,11 +194,21 @@ fn desired(
                 }),
                 spec: Some(agent_pod(image, component)),
             },
-            update_strategy: Some(component.update_strategy(surge)),
+            update_strategy: Some(strategy),
             revision_history_limit: Some(10),
             min_ready_seconds: None,
         }),
         status: None,
+    }
+}
+
+fn rolling_update(max_unavailable: IntOrString, max_surge: IntOrString) -> DaemonSetUpdateStrategy {
+    DaemonSetUpdateStrategy {
+        type_: Some("RollingUpdate".to_owned()),
+        rolling_update: Some(RollingUpdateDaemonSet {
+            max_unavailable: Some(max_unavailable),
+            max_surge: Some(max_surge),
+        }),
     }
 }
 
@@ -179,23 +218,6 @@ impl AgentComponent<'_> {
             Self::Discovery => DISCOVERY_NAME.to_owned(),
             Self::DevicePlugin { policy } => policy_daemonset_name(policy),
             Self::Mps => MPS_NAME.to_owned(),
-        }
-    }
-
-    fn update_strategy(self, surge: Option<IntOrString>) -> DaemonSetUpdateStrategy {
-        if matches!(self, Self::Mps) {
-            return DaemonSetUpdateStrategy {
-                type_: Some("OnDelete".to_owned()),
-                rolling_update: None,
-            };
-        }
-        DaemonSetUpdateStrategy {
-            type_: Some("RollingUpdate".to_owned()),
-            rolling_update: Some(RollingUpdateDaemonSet {
-                // Discovery registers nothing, so its pods are simply replaced.
-                max_unavailable: Some(IntOrString::Int(i32::from(surge.is_none()))),
-                max_surge: Some(surge.unwrap_or(IntOrString::Int(0))),
-            }),
         }
     }
 

@@ -2,8 +2,8 @@
 
 use crate::world::policy;
 use gpunode_plan::{
-    AgentPodSettings, PolicySet, daemonset_has_drifted, desired_discovery, desired_for_policy, desired_mps,
-    outdated_agents, policy_of_daemonset, repaired_daemonset,
+    AgentImages, AgentPodSettings, PolicySet, ReplacedNodes, daemonset_has_drifted, desired_discovery,
+    desired_for_policy, desired_mps, outdated_agents, policy_of_daemonset, repaired_daemonset,
 };
 use k8s_openapi::{api::apps::v1::DaemonSet, apimachinery::pkg::util::intstr::IntOrString};
 use serde_json::{Value, json};
@@ -14,6 +14,7 @@ fn pods() -> AgentPodSettings {
     AgentPodSettings {
         namespace: "gpunode-system".to_owned(),
         image: "example.com/agent:1".to_owned(),
+        allowed: None,
     }
 }
 
@@ -40,7 +41,76 @@ fn device_plugin_daemonset() {
 
 #[test]
 fn discovery_daemonset() {
-    insta::assert_yaml_snapshot!(desired_discovery(&pods()));
+    insta::assert_yaml_snapshot!(desired_discovery(&pods(), None));
+}
+
+#[test]
+fn upgrade_of_discovery_goes_on_beside_nodes_that_are_down() {
+    for (replaced, expected) in [
+        (None, IntOrString::String("10%".to_owned())),
+        (Some((100, 0)), IntOrString::String("10%".to_owned())),
+        (Some((5, 1)), IntOrString::Int(2)),
+        (Some((100, 1)), IntOrString::Int(11)),
+        (Some((101, 20)), IntOrString::Int(31)),
+        (Some((0, i32::MAX)), IntOrString::Int(i32::MAX)),
+    ] {
+        let replaced = replaced.map(|(all, down)| ReplacedNodes { all, down });
+        let strategy = desired_discovery(&pods(), replaced)
+            .spec
+            .unwrap()
+            .update_strategy
+            .unwrap();
+        let update = strategy.rolling_update.unwrap();
+        assert_eq!(update.max_unavailable, Some(expected), "{replaced:?}");
+        assert_eq!(update.max_surge, Some(IntOrString::Int(0)));
+    }
+}
+
+#[test]
+fn no_pod_of_gpunode_goes_to_a_virtual_node_or_to_another_system() {
+    let policy = of_policy("{nodeSelector: {}, devicePlugin: {}}").unwrap();
+    for daemonset in [policy, desired_discovery(&pods(), None), desired_mps(&pods())] {
+        let pod = daemonset.spec.unwrap().template.spec.unwrap();
+        let affinity = pod.affinity.unwrap().node_affinity.unwrap();
+        let terms = affinity.required_during_scheduling_ignored_during_execution.unwrap();
+        let requirements = json!(terms.node_selector_terms[0].match_expressions);
+        for expected in [
+            json!({"key": "kubernetes.io/os", "operator": "In", "values": ["linux"]}),
+            json!({"key": "type", "operator": "NotIn", "values": ["virtual-kubelet"]}),
+            json!({"key": "eks.amazonaws.com/compute-type", "operator": "NotIn", "values": ["fargate"]}),
+        ] {
+            assert!(requirements.as_array().unwrap().contains(&expected), "{requirements}");
+        }
+    }
+}
+
+#[test]
+fn policy_with_an_image_that_is_not_allowed_gets_the_default_image_and_is_refused() {
+    let object = policy(
+        "v100",
+        "{nodeSelector: {}, devicePlugin: {}, image: 'example.com/agent-evil:1'}",
+    );
+    let images = AgentImages::of_agent("example.com/agent:1");
+    let set = PolicySet::new([&object]).with_agent_images(Some(images.clone()));
+    let policy = set.get("v100").unwrap();
+    assert_eq!(
+        policy.refusal.as_deref(),
+        Some(
+            "spec.image: example.com/agent-evil:1 is not allowed; use an image of example.com/agent, or let an administrator add its \
+             repository to AGENT_IMAGES of the operator"
+        )
+    );
+    assert_eq!(policy.device_plugin.as_ref().unwrap().document, None);
+    let daemonset = desired_for_policy(&pods(), policy, &object, IntOrString::Int(1)).unwrap();
+    let pod = daemonset.spec.unwrap().template.spec.unwrap();
+    assert_eq!(pod.containers[0].image.as_deref(), Some("example.com/agent:1"));
+
+    let allowed = crate::world::policy(
+        "v100",
+        "{nodeSelector: {}, devicePlugin: {}, image: 'example.com/agent:2'}",
+    );
+    let set = PolicySet::new([&allowed]).with_agent_images(Some(images));
+    assert_eq!(set.get("v100").unwrap().refusal, None);
 }
 
 #[test]
@@ -51,7 +121,7 @@ fn mps_daemonset() {
 #[test]
 fn no_taint_drives_away_a_pod_of_gpunode() {
     let policy = of_policy("{nodeSelector: {}, devicePlugin: {}, taints: [{key: a, effect: NoExecute}]}").unwrap();
-    for daemonset in [policy, desired_discovery(&pods()), desired_mps(&pods())] {
+    for daemonset in [policy, desired_discovery(&pods(), None), desired_mps(&pods())] {
         let tolerations = daemonset.spec.unwrap().template.spec.unwrap().tolerations.unwrap();
         // Tolerates all taints (no key, no effect) for ever (no seconds).
         let all = |it: &k8s_openapi::api::core::v1::Toleration| {
@@ -130,7 +200,7 @@ fn what_others_add_beside_the_spec_stays() {
 fn daemonset_names_its_policy() {
     let daemonset = of_policy("{nodeSelector: {}, devicePlugin: {}}").unwrap();
     assert_eq!(policy_of_daemonset(&daemonset), Some("v100"));
-    assert_eq!(policy_of_daemonset(&desired_discovery(&pods())), None);
+    assert_eq!(policy_of_daemonset(&desired_discovery(&pods(), None)), None);
     assert_eq!(policy_of_daemonset(&desired_mps(&pods())), None);
     let foreign = edited(&daemonset, |it| it["metadata"]["ownerReferences"] = json!([]));
     assert_eq!(policy_of_daemonset(&foreign), None);

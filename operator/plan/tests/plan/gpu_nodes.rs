@@ -167,28 +167,75 @@ fn edited_configuration_comes_back() {
     ));
 }
 
-#[test]
-fn configuration_that_the_agent_cannot_read_is_not_written() {
+/// Plans a node whose agent reports what it can read; answers the message of the failure.
+fn unread_by(agent: Agent, policy: &GpuNodePolicy) -> String {
     let mut world = World::sample();
     let mut gpu_node = GpuNode::new("n", GpuNodeSpec::default());
-    let agent = Agent {
-        config_versions: vec![0],
-        ..Agent::default()
-    };
     gpu_node.status = Some(GpuNodeStatus {
         agent: Some(agent),
         ..GpuNodeStatus::default()
     });
     world.gpu_node = Some(gpu_node);
-    world.converge(&[governing()]);
-    let plan = world.plan(&[governing()]);
+    world.converge(std::slice::from_ref(policy));
+    assert_eq!(world.gpu_node.as_ref().unwrap().spec.config, None);
+    let plan = world.plan(std::slice::from_ref(policy));
     assert!(plan.is_settled());
-    assert!(matches!(
-        plan.outcomes["p"],
+    match &plan.outcomes["p"] {
         PolicyOutcome::Failed {
             reason: Reason::ConfigurationPending,
-            ..
-        }
+            message,
+        } => message.clone(),
+        outcome => panic!("{outcome:?}"),
+    }
+}
+
+#[test]
+fn configuration_that_the_agent_cannot_read_is_not_written() {
+    let of_versions = Agent {
+        config_versions: vec![0],
+        ..Agent::default()
+    };
+    assert!(unread_by(of_versions, &governing()).contains("configuration versions [0]"));
+
+    // An agent from before MPS, or from before `health.recovery`.
+    let without = |missing: &str| Agent {
+        config_versions: vec![1],
+        config_fields: gpunode_config::known_fields()
+            .iter()
+            .filter(|field| !field.starts_with(missing))
+            .cloned()
+            .collect(),
+        ..Agent::default()
+    };
+    let mps = "{nodeSelector: {}, devicePlugin: {resources: [{name: a.b/c, sharing: {strategy: Mps, replicas: 2}}]}}";
+    let message = unread_by(without("resources.sharing.strategy=Mps"), &policy("p", mps));
+    assert!(
+        message.contains("does not know resources.sharing.strategy=Mps"),
+        "{message}"
+    );
+    let manual = "{nodeSelector: {}, devicePlugin: {health: {recovery: Manual}}}";
+    let message = unread_by(without("health.recovery"), &policy("p", manual));
+    assert!(message.contains("health.recovery"), "{message}");
+}
+
+#[test]
+fn configuration_goes_to_an_older_agent_that_knows_all_of_it() {
+    let mut world = settled();
+    let agent = world
+        .gpu_node
+        .as_mut()
+        .unwrap()
+        .status
+        .as_mut()
+        .unwrap()
+        .agent
+        .as_mut()
+        .unwrap();
+    agent.config_fields = vec!["passDeviceSpecs".to_owned()];
+    let changed = policy("p", "{nodeSelector: {}, devicePlugin: {passDeviceSpecs: false}}");
+    assert!(matches!(
+        world.plan(&[changed]).gpu_node,
+        GpuNodeChange::Configure { config: Some(_), .. }
     ));
 }
 

@@ -26,6 +26,7 @@ impl Scene {
         let pods = AgentPodSettings {
             namespace: "ns".to_owned(),
             image: "image".to_owned(),
+            allowed: None,
         };
         let (index, _) = IndexOwner::new(ClusterIndex::new(pods, true));
         let (write_sender, writes) = mpsc::channel(MAX_CONCURRENT_WRITES);

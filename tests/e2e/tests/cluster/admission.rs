@@ -289,3 +289,92 @@ fn an_agent_sends_events_about_its_own_node_and_about_nothing_else() -> Result<(
     refused("an event about another node", &send("Node", T4)?, refusal)?;
     refused("an event about a pod", &send("Pod", V100)?, refusal)
 }
+
+#[test]
+#[ignore = "needs the local cluster: make test"]
+fn a_policy_with_an_image_that_is_not_allowed_is_refused_in_status_and_by_the_sample_at_apply() -> Result<()> {
+    let lab = Lab::enter()?;
+    let policy = |image: &str| {
+        format!(
+            "apiVersion: gpunode.dev/v1alpha1\nkind: GpuNodePolicy\nmetadata: {{name: image}}\nspec: {{nodeSelector: {{matchLabels: \
+             {{pool: none}}}}, devicePlugin: {{}}, image: '{image}'}}\n"
+        )
+    };
+    lab.apply(&policy("gpunode.dev/agent-evil:1"))?;
+    eventually("the policy is refused", Duration::from_secs(20), || {
+        let status = lab.get(&["gpunodepolicy", "image"])?;
+        let stalled = gpunode_e2e::condition(&status, "Stalled");
+        let message = stalled["message"].as_str().unwrap_or_default();
+        ensure!(
+            stalled["reason"] == "InvalidSpec" && message.contains("gpunode.dev/agent-evil:1 is not allowed"),
+            "it is {stalled}"
+        );
+        Ok(())
+    })?;
+    let daemonset = lab.get(&["daemonset", "-n", NAMESPACE, "gpunode-agent-image"])?;
+    let image = &daemonset["spec"]["template"]["spec"]["containers"][0]["image"];
+    assert_eq!(
+        image, "gpunode.dev/agent:0.1.0",
+        "the image that is not allowed runs nowhere"
+    );
+
+    let sample = Lab::repository().join("manifests/admission/allowed-images.yaml");
+    let sample = sample.to_string_lossy();
+    lab.kubectl(&["apply", "-f", &sample])?;
+    let judged = images_at_apply(&lab, policy);
+    lab.kubectl(&["delete", "-f", &sample])?;
+    judged
+}
+
+fn images_at_apply(lab: &Lab, policy: impl Fn(&str) -> String) -> Result<()> {
+    // Admission policies take effect a moment after they are created.
+    eventually("the sample is in force", Duration::from_secs(30), || {
+        let message = lab.refusal(&policy("gpunode.dev/agent-other:1"))?;
+        ensure!(
+            message.contains("is not allowed; use an image of gpunode.dev/agent"),
+            "{message}"
+        );
+        Ok(())
+    })?;
+    for refused in [
+        "gpunode.dev/agent:1/evil",
+        "gpunode.dev:443/agent:1",
+        "agent:1",
+        "evil/gpunode.dev/agent",
+    ] {
+        let message = lab.refusal(&policy(refused))?;
+        ensure!(message.contains("is not allowed"), "{refused}: {message}");
+    }
+    for allowed in [
+        "gpunode.dev/agent:2",
+        "gpunode.dev/agent@sha256:00",
+        "gpunode.dev/agent/debug:1",
+        "gpunode.dev/agent",
+    ] {
+        lab.apply(&policy(allowed))?;
+    }
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs the local cluster: make test"]
+fn status_with_values_of_a_newer_agent_is_accepted() -> Result<()> {
+    let lab = Lab::enter()?;
+    lab.kubectl_with_input(
+        &["create", "-f", "-"],
+        "apiVersion: gpunode.dev/v1alpha1\nkind: GpuNode\nmetadata: {name: newer}\nspec: {}\n",
+    )?;
+    let patch = r#"{"status":{"migStrategy":"Newer","mpsDaemons":[{"device":"GPU-0","state":"Newer"}]}}"#;
+    let patched = lab.try_kubectl(&[
+        "patch",
+        "gpunode",
+        "newer",
+        "--subresource=status",
+        "--type=merge",
+        "-p",
+        patch,
+    ])?;
+    lab.kubectl(&["delete", "gpunode", "newer", "--timeout=30s"])?;
+    ensure!(patched.status.success(), "{}", String::from_utf8_lossy(&patched.stderr));
+    Ok(())
+}

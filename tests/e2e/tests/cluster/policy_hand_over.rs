@@ -100,10 +100,10 @@ fn a_node_that_comes_back_before_its_agent_was_removed_gets_that_agent_back() ->
     let _ = lab
         .cluster()
         .node(T4)?
-        .ctr(["images", "rm", "--sync", "gpunode.test/agent:flipped"]);
+        .ctr(["images", "rm", "--sync", "gpunode.dev/agent:flipped"]);
     lab.apply(&policy("first", 0, "inference", ""))?;
     lab.await_ready("first")?;
-    let flipped = ", image: 'gpunode.test/agent:flipped'";
+    let flipped = ", image: 'gpunode.dev/agent:flipped'";
     lab.apply(&policy("second", 10, "inference", flipped).replace("{pool: inference}", "{flipped: 'yes'}"))?;
     let before = steady(&lab)?;
     await_serving(&lab, "first")?;
@@ -147,9 +147,9 @@ fn a_policy_whose_agent_does_not_run_takes_no_node_over_before_it_does_and_says_
     let _ = lab
         .cluster()
         .node(T4)?
-        .ctr(["images", "rm", "--sync", "gpunode.test/agent:late"]);
+        .ctr(["images", "rm", "--sync", "gpunode.dev/agent:late"]);
 
-    let late = ", image: 'gpunode.test/agent:late', rollout: {progressDeadline: 20s}";
+    let late = ", image: 'gpunode.dev/agent:late', rollout: {progressDeadline: 20s}";
     let change = lab.begin(&policy("second", 10, "inference", late))?;
     eventually("the second policy says who still serves the node", LIMIT, || {
         let status = lab.get(&["gpunodepolicy", "second"])?["status"].clone();

@@ -18,12 +18,12 @@ const REPLACEMENTS: usize = 20;
 /// From the end of the old stream to the new first list. `make bench` holds the longest against it, on a machine that does
 /// nothing else.
 const GAP: Duration = Duration::from_millis(100);
-/// An image that every node has and that is no agent: its pods run, and do nothing.
-const NO_AGENT: &str = "gpunode.test/pause:1";
+/// A name for an image that is no agent: its pods run, and do nothing.
+const NO_AGENT: &str = "gpunode.dev/agent:pause";
 
 /// Gives the agent's image another name on a node, so that a rollout has something to roll out.
 pub fn tag(lab: &Lab, tag: &str) -> Result<String> {
-    let image = format!("gpunode.test/agent:{tag}");
+    let image = format!("gpunode.dev/agent:{tag}");
     lab.cluster()
         .node(T4)?
         .ctr(["images", "tag", "--force", "gpunode.dev/agent:0.1.0", &image])?;
@@ -138,7 +138,10 @@ fn a_broken_image_halts_its_rollout_and_the_agent_before_it_goes_on() -> Result<
     let before = steady(&lab)?;
     lab.await_ready(POLICY)?;
     let hand_overs = HandOvers::record(&lab, T4, GPU)?;
-    for image in [NO_AGENT, "gpunode.test/no-such-agent:1"] {
+    lab.cluster()
+        .node(T4)?
+        .ctr(["images", "tag", "--force", "gpunode.test/pause:1", NO_AGENT])?;
+    for image in [NO_AGENT, "gpunode.dev/agent:no-such"] {
         let patch = format!(r#"{{"spec":{{"image":"{image}","rollout":{{"progressDeadline":"20s"}}}}}}"#);
         let change = lab.patch_policy(POLICY, &patch)?;
         eventually("a pod of the broken image stands beside the agent", LIMIT, || {
