@@ -54,7 +54,7 @@ pub struct GpuNodePolicyStatus {
     pub preview: Vec<NodePreview>,
 }
 
-/// Numbers of nodes. `matched` is the sum of the others; a conflicted node is not ready.
+/// Numbers of nodes. `matched` is the sum of `ready`, `updating`, `failed` and `conflicted`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeCounts {
@@ -68,6 +68,15 @@ pub struct NodeCounts {
     pub failed: i32,
     /// Matched nodes on which somebody else owns a key of the policy.
     pub conflicted: i32,
+    /// Matched nodes on which a policy of higher priority decides about a key, or about the configuration, that this
+    /// policy wants otherwise. They count among the others as well; the message of `Ready` names the first.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub overridden: i32,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "the signature that serde asks for")]
+fn is_zero(number: &i32) -> bool {
+    *number == 0
 }
 
 /// Failure of the policy on one node.

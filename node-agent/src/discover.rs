@@ -1,12 +1,15 @@
 //! `gpunode-agent discover`: reports the GPUs of a node that no policy governs.
 //!
 //! It reports while the GpuNode has no configuration and no device plugin of this node is registered. It retires the
-//! assignments that a device plugin left behind. On a node without GPUs it never connects to the API server.
+//! assignments that a device plugin left behind. On a node without GPUs it asks the API server once
+//! whether the node had some before, and reports that they are missing; otherwise it stays idle.
 //!
 //! | module | what it does |
 //! |---|---|
+//! | `earlier_gpu_node` | looks for the `GpuNode` of a node that has no GPU any more |
 //! | `leftovers` | retires the assignments of an earlier device plugin |
 
+mod earlier_gpu_node;
 mod leftovers;
 
 use crate::{
@@ -20,7 +23,7 @@ use crate::{
     },
     cli::NodeArgs,
     devices::state::DeviceSnapshot,
-    discover::leftovers::LeftoverRetirement,
+    discover::{earlier_gpu_node::EarlierGpuNode, leftovers::LeftoverRetirement},
     driver::{hardware::Hardware, hardware_watch::HardwareWatch},
     handover,
     health::node_health::NodeHealth,
@@ -85,6 +88,11 @@ pub async fn discover(args: NodeArgs) -> Result<()> {
     check_lock.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let (report_sender, reports) = watch::channel(None);
     let mut reporting = false;
+    let (found_sender, mut found_earlier) = watch::channel(false);
+    let mut earlier = Some(EarlierGpuNode {
+        node_name: args.node_name.clone(),
+        found: found_sender,
+    });
     loop {
         tokio::select! {
             signal = signals.next() => match signal {
@@ -94,6 +102,7 @@ pub async fn discover(args: NodeArgs) -> Result<()> {
             _ = hardware.changed() => {}
             _ = gpu_node.changed(), if reporting => {}
             _ = snapshot.changed(), if reporting => {}
+            _ = found_earlier.changed(), if !reporting => {}
             _ = check_lock.tick(), if reporting => {}
             ended = tasks.join_next() => bail!("a task ended unexpectedly: {ended:?}"),
         }
@@ -103,7 +112,14 @@ pub async fn discover(args: NodeArgs) -> Result<()> {
         _ = readiness_sender.send_replace(Ok(()));
         let (answering, silent) = hardware.counts();
         metrics.set_found(answering, silent);
-        if hardware.has_gpus() && !reporting {
+        let lost_all = !hardware.has_gpus() && hardware.is_known();
+        if lost_all
+            && !reporting
+            && let Some(earlier) = earlier.take()
+        {
+            tasks.spawn(earlier.run());
+        }
+        if (hardware.has_gpus() || *found_earlier.borrow_and_update()) && !reporting {
             let client = connect().await?;
             let gpu_node_watch = GpuNodeWatch {
                 client: client.clone(),
@@ -146,5 +162,7 @@ fn report(args: &NodeArgs, hardware: &Hardware, snapshot: &DeviceSnapshot) -> St
             plugin: None,
         },
     );
-    StatusReport { status, create: true }
+    // A GpuNode that somebody deletes after the last GPU has gone stays away.
+    let create = hardware.has_gpus();
+    StatusReport { status, create }
 }

@@ -60,6 +60,10 @@ pub struct ClusterIndex {
     /// Policies whose rollouts may grant more turns.
     rollouts_to_advance: BTreeSet<String>,
     evictions: PendingEvictions,
+    /// Policies whose edit is being applied: nodes that no longer match lose them at once.
+    edited: BTreeSet<String>,
+    /// True once every node was planned.
+    has_planned: bool,
 }
 
 impl ClusterIndex {
@@ -72,6 +76,8 @@ impl ClusterIndex {
             refusals: HashMap::new(),
             rollouts_to_advance: BTreeSet::new(),
             evictions: PendingEvictions::default(),
+            edited: BTreeSet::new(),
+            has_planned: false,
         }
     }
 
@@ -213,7 +219,14 @@ impl ClusterIndex {
         }
         if deltas.iter().any(|policy| !same_policy(policy)) || !knew_set {
             self.objects.rebuild_set();
+            let edited = deltas.iter().filter(|policy| !same_policy(policy));
+            self.edited = edited.map(|policy| policy.name.clone()).collect();
+            if !had_synced {
+                // The first list is no edit.
+                self.edited.clear();
+            }
             self.plan_all(now, effects);
+            self.edited.clear();
             let objects = &self.objects;
             self.outcomes.retain(|name| objects.policy(name).is_some());
         }
@@ -260,6 +273,7 @@ impl ClusterIndex {
             for name in self.objects.nodes.names() {
                 self.plan(&name, now, effects);
             }
+            self.has_planned = true;
             let policies = self.objects.set().iter().map(|policy| policy.name.clone());
             self.rollouts_to_advance.extend(policies);
             self.advance_rollouts(effects);
@@ -286,6 +300,8 @@ impl ClusterIndex {
         if self.daemonsets.set_discovery_down(name, is_down) {
             effects.queue(WorkKey::DaemonSet(DISCOVERY_NAME.to_owned()));
         }
+        self.observe_selection(name, now);
+        self.objects.observe_absence(name, now);
         let Some(plan) = self.objects.plan(RolloutPermit::Withheld, name, now) else {
             self.refusals.remove(name);
             self.evictions.put(name, BTreeMap::new());
@@ -310,6 +326,27 @@ impl ClusterIndex {
             effects.queue_at(WorkKey::Node(name.to_owned()), at);
         }
         Some(plan)
+    }
+
+    /// Observes which policies no longer select a node by its labels. A grace begins where the node changed: the policy counted
+    /// it before. After a start of the operator, the status of the policy tells whether its spec is the one that matched.
+    fn observe_selection(&mut self, name: &str, now: Timestamp) {
+        let Self {
+            objects,
+            outcomes,
+            edited,
+            has_planned,
+            ..
+        } = self;
+        let has_planned = *has_planned;
+        objects.observe_selection(name, now, |policy, is_observed| {
+            let matched = if has_planned {
+                outcomes.counts(name, &policy.name)
+            } else {
+                is_observed
+            };
+            matched && !edited.contains(&policy.name)
+        });
     }
 
     fn count(&mut self, node: &str, statuses: PolicyNodeStatuses, now: Timestamp, effects: &mut Effects) {

@@ -5,21 +5,25 @@
 //! | `facts` | the fields of a `Node` that the planner needs |
 //! | `resource_presence` | the state of an extended resource in a node's status |
 //! | `release` | labels that tell the agents of a node to release its GPUs |
+//! | `deselection` | policies whose node selectors no longer match a node |
 //! | `context` | one node, its `GpuNode` and the current time |
 //! | `agent_images` | the images that a policy may give its agents |
 //! | `policies` | the policies, checked and ordered by priority |
 //! | `selectors` | node selector and GPU selector of a policy |
 //! | `visible_labels` | the labels of a node that selectors see |
 //! | `matching` | the policies that match a node |
+//! | `selection_grace` | the grace of a node whose labels no longer match |
 //! | `inventory` | the GPUs that a `GpuNode` reports, as the allocation logic takes them |
 
 pub mod agent_images;
 pub mod context;
+pub mod deselection;
 pub mod facts;
 pub mod inventory;
 pub mod matching;
 pub mod policies;
 pub mod release;
 pub mod resource_presence;
+pub mod selection_grace;
 pub mod selectors;
 pub mod visible_labels;

@@ -44,15 +44,21 @@ pub use fleet::{
     rollout::PolicyRollout,
     tally::PolicyTally,
 };
-pub use gpu_node::{change::GpuNodeChange, conditions::ConditionsChange, configuration::drop_known_fields};
+pub use gpu_node::{
+    change::GpuNodeChange,
+    conditions::ConditionsChange,
+    configuration::{drop_known_fields, missing_owner},
+};
 pub use input::{
     agent_images::{AgentImages, AgentImagesError},
     context::NodeContext,
+    deselection::{Deselection, Deselections},
     facts::NodeFacts,
     inventory::inventory,
     policies::{Policy, PolicySet},
     release::PAUSE_LABEL,
     resource_presence::ResourcePresence,
+    selection_grace::{SELECTION_GRACE, find_deselections},
 };
 pub use names::{DISCOVERY_NAME, MANAGED_BY_LABEL, MPS_NAME, policy_daemonset_name};
 pub use node::{
@@ -64,7 +70,7 @@ pub use node::{
     planner::{plan_node, plan_node_with_permit},
     stale_resources::{StaleResources, find_stale_resources},
 };
-pub use outcome::{PolicyNodeStatus, PolicyOutcome};
+pub use outcome::{PolicyNodeStatus, PolicyOutcome, PolicyOverride};
 pub use output::{
     daemonsets::{
         AgentPodSettings, ReplacedNodes, daemonset_has_drifted, desired_discovery, desired_for_policy, desired_mps,

@@ -26,6 +26,15 @@ pub enum PolicyOutcome {
     },
 }
 
+/// Loss of keys of a policy to policies of higher priority, on one node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PolicyOverride {
+    /// First key with its winner, and the number of further keys, in words.
+    pub message: String,
+    /// True if nothing of the policy is left on the node.
+    pub is_whole: bool,
+}
+
 /// Everything that the status of a policy says about one node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PolicyNodeStatus {
@@ -37,6 +46,8 @@ pub struct PolicyNodeStatus {
     pub waiting: Vec<NodeWaiting>,
     /// Stage of the node, where the policy governs.
     pub stage: Option<RolloutStage>,
+    /// Loss of keys to policies of higher priority, if any.
+    pub overridden: Option<PolicyOverride>,
 }
 
 impl From<PolicyOutcome> for PolicyNodeStatus {
@@ -46,6 +57,7 @@ impl From<PolicyOutcome> for PolicyNodeStatus {
             preview: None,
             waiting: Vec::new(),
             stage: None,
+            overridden: None,
         }
     }
 }
@@ -58,6 +70,7 @@ impl PolicyNodeStatus {
             preview: None,
             waiting: Vec::new(),
             stage: Some(stage),
+            overridden: None,
         }
     }
 }

@@ -6,13 +6,14 @@ use crate::index::{
 };
 use gpunode_crds::{ConditionType, GpuNode, GpuNodePolicy, GpuNodePolicyStatus, PolicyMode};
 use gpunode_plan::{
-    AgentImages, NodeContext, NodeFacts, NodePlan, PodEviction, PodName, Policy, PolicySet, RejectedPod, RolloutPermit,
-    evictions, gpu_mismatch, plan_node_with_permit,
+    AgentImages, Deselections, GpuNodeChange, NodeContext, NodeFacts, NodeHold, NodePlan, PodEviction, PodName, Policy,
+    PolicySet, RejectedPod, RolloutPermit, evictions, find_deselections, gpu_mismatch, missing_owner,
+    plan_node_with_permit,
 };
 use jiff::Timestamp;
 use kube::ResourceExt;
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, HashMap},
     sync::Arc,
 };
 
@@ -38,6 +39,10 @@ pub struct Objects {
     unreadable: BTreeMap<String, UnreadablePolicy>,
     /// The policies, ready for planning.
     set: PolicySet,
+    /// Policies that no longer select a node by its labels, by node. Few nodes have any.
+    deselections: HashMap<String, Deselections>,
+    /// Moment since which a node with fact labels has no `GpuNode`, by node. Few nodes have one.
+    absences: HashMap<String, Timestamp>,
 }
 
 impl Objects {
@@ -51,6 +56,8 @@ impl Objects {
             set: PolicySet::default()
                 .with_gpu_labels(gpu_labels)
                 .with_agent_images(agent_images),
+            deselections: HashMap::new(),
+            absences: HashMap::new(),
         }
     }
 
@@ -140,14 +147,56 @@ impl Objects {
         self.unreadable.keys()
     }
 
+    /// Observes which policies no longer select a node by its labels. `may_begin` is asked about each policy that did not
+    /// before, and told whether the operator saw its present spec earlier.
+    pub fn observe_selection(&mut self, node: &str, now: Timestamp, may_begin: impl Fn(&Policy, bool) -> bool) {
+        let after = self.nodes.get(node).map_or_else(Deselections::new, |facts| {
+            let context = NodeContext::new(facts, self.gpu_node(node), now);
+            find_deselections(&self.set, context, self.deselections.get(node), |policy| {
+                may_begin(policy, self.is_observed(policy))
+            })
+        });
+        if after.is_empty() {
+            self.deselections.remove(node);
+        } else {
+            self.deselections.insert(node.to_owned(), after);
+        }
+    }
+
+    /// Observes whether the `GpuNode` of a node with fact labels is there.
+    pub fn observe_absence(&mut self, node: &str, now: Timestamp) {
+        let owned = self.nodes.get(node).and_then(|facts| facts.owned.as_deref());
+        // The domain of the fact labels: nodes without GPUs need no entry.
+        let has_facts = owned.is_some_and(|record| record.contains("nvidia.com/"));
+        if has_facts && self.gpu_node(node).is_none() {
+            self.absences.entry(node.to_owned()).or_insert(now);
+        } else {
+            self.absences.remove(node);
+        }
+    }
+
+    /// Returns true if the operator saw the present spec of a policy before.
+    fn is_observed(&self, policy: &Policy) -> bool {
+        let object = self.policies.get(&policy.name);
+        let status = object.and_then(|object| object.status.as_ref());
+        status.is_some_and(|status| status.observed_generation == policy.generation)
+    }
+
     /// Returns the plan for one node; `None` for a node that does not exist.
     pub fn plan(&self, permit: RolloutPermit, node: &str, now: Timestamp) -> Option<NodePlan> {
         let facts = self.nodes.get(node)?;
-        Some(plan_node_with_permit(
-            permit,
-            &self.set,
-            NodeContext::new(facts, self.gpu_nodes.get(node).map(Arc::as_ref), now),
-        ))
+        let context = NodeContext::new(facts, self.gpu_nodes.get(node).map(Arc::as_ref), now)
+            .remembering(self.deselections.get(node))
+            .absent_since(self.absences.get(node).copied());
+        let mut plan = plan_node_with_permit(permit, &self.set, context);
+        if plan.gpu_node == GpuNodeChange::None && !matches!(plan.hold, Some(NodeHold::Ignored)) {
+            // The next plan brings the conditions.
+            if let Some(change) = missing_owner(context) {
+                plan.gpu_node = change;
+                plan.conditions = None;
+            }
+        }
+        Some(plan)
     }
 
     /// Returns the pods that `plan` evicts from a node.

@@ -63,6 +63,12 @@ impl OutcomeIndex {
         self.tallies.get(policy)
     }
 
+    /// Returns true if a policy counts a node.
+    pub fn counts(&self, node: &str, policy: &str) -> bool {
+        let status = self.nodes.get(node).and_then(|statuses| statuses.get(policy));
+        counted(status).is_some()
+    }
+
     /// Returns how many nodes of a policy its rollout does not wait for.
     pub fn outside(&self, policy: &str) -> i32 {
         let outside = self.tallies.get(policy).map_or(0, |tally| tally.rollout.outside());

@@ -748,3 +748,80 @@ fn upgrade_of_discovery_counts_the_nodes_that_are_down_on_top() {
     scene.set_node("governed", &json!({"gpunode.dev/governed": "true"}));
     assert_eq!(max_unavailable(&scene), Some(IntOrString::Int(5)));
 }
+
+/// Returns the text of the patch of a node at a second.
+fn patch_at(scene: &mut Scene, second: i64) -> Option<String> {
+    let now = Timestamp::from_second(second).unwrap();
+    let write = scene.go(|index, _, effects| index.node_write("n", now, effects));
+    write.and_then(|write| serde_json::to_string(&write.patch?).ok())
+}
+
+fn relabel_at(scene: &mut Scene, second: i64, labels: &serde_json::Value) {
+    let owned = scene.index.objects.nodes.get("n").unwrap().owned.clone();
+    let facts = NodeFacts {
+        owned,
+        annotated: true,
+        ..scene.facts("n", labels)
+    };
+    let now = Timestamp::from_second(second).unwrap();
+    scene.apply_at(now, IndexMessage::Nodes(WatchUpdate::applied(facts)));
+}
+
+#[test]
+fn label_that_flaps_writes_nothing_and_one_that_stays_away_is_waited_for_half_a_minute() {
+    let mut scene = Scene::synced();
+    scene.set_policy("p", LABEL);
+    scene.set_node("n", &json!({"pool": "a"}));
+    scene.write_node("n");
+    relabel_at(&mut scene, 100, &json!({"x": "y"}));
+    assert_eq!((patch_at(&mut scene, 100), patch_at(&mut scene, 104)), (None, None));
+    assert_eq!(
+        scene.index.node_counts()[0].1.ready,
+        1,
+        "the status does not flap either"
+    );
+    relabel_at(&mut scene, 102, &json!({"pool": "a", "x": "y"}));
+    assert_eq!(patch_at(&mut scene, 200), None);
+    relabel_at(&mut scene, 200, &json!({"x": "y"}));
+    let noted = patch_at(&mut scene, 205).unwrap();
+    assert!(
+        noted.contains("deselected") && !noted.contains("/metadata/labels"),
+        "{noted}"
+    );
+    let gone = patch_at(&mut scene, 230).unwrap();
+    assert!(gone.contains(r#""remove","path":"/metadata/labels/x""#), "{gone}");
+}
+
+#[test]
+fn edit_and_deletion_of_a_policy_have_no_grace_and_a_restart_grants_it_where_the_spec_is_known() {
+    let elsewhere = "{nodeSelector: {matchLabels: {pool: b}}, labels: {x: y}}";
+    let mut scene = Scene::synced();
+    scene.set_policy("p", LABEL);
+    scene.set_node("n", &json!({"pool": "a"}));
+    scene.write_node("n");
+    let owned = scene.index.objects.nodes.get("n").unwrap().owned.clone();
+    scene.set_policy("p", elsewhere);
+    for _ in 0..2 {
+        assert!(patch_at(&mut scene, 1).unwrap().contains("remove"));
+    }
+    for (observed, is_kept) in [(Some(1), true), (Some(0), false), (None, false)] {
+        let mut scene = Scene::not_synced();
+        let mut policy = scene.policy("p", elsewhere);
+        policy.metadata.generation = Some(1);
+        policy.status = Some(gpunode_crds::GpuNodePolicyStatus {
+            observed_generation: observed,
+            ..Default::default()
+        });
+        let facts = scene.facts("n", &json!({"x": "y"}));
+        let facts = NodeFacts {
+            owned: owned.clone(),
+            annotated: true,
+            ..facts
+        };
+        scene.apply(IndexMessage::Nodes(WatchUpdate::Listed(vec![facts])));
+        scene.apply(IndexMessage::GpuNodes(WatchUpdate::Listed(vec![])));
+        scene.apply(IndexMessage::DaemonSets(WatchUpdate::Listed(vec![])));
+        scene.apply(IndexMessage::Policies(WatchUpdate::Listed(vec![policy])));
+        assert_eq!(patch_at(&mut scene, 1).is_none(), is_kept, "{observed:?}");
+    }
+}

@@ -43,6 +43,13 @@ pub async fn write_gpu_node(writer: &ClusterWriter, name: &str, change: GpuNodeC
             let spec = json!({"release": release.then_some(true), "recovered": recovered});
             patch_spec(writer, name, resource_version, spec).await?;
         }
+        GpuNodeChange::Own {
+            resource_version,
+            owners,
+        } => {
+            let metadata = json!({"resourceVersion": resource_version, "ownerReferences": owners});
+            patch(writer, name, json!({"metadata": metadata})).await?;
+        }
         GpuNodeChange::Delete { uid, resource_version } => delete(writer, name, uid, resource_version).await?,
     }
     tracing::info!(node = name, "wrote configuration");
@@ -65,12 +72,16 @@ async fn patch_spec(
     resource_version: String,
     spec: Value,
 ) -> Result<(), WriteError> {
+    // With the resourceVersion the API server refuses the patch if the object changed meanwhile.
+    let change = json!({"metadata": {"resourceVersion": resource_version}, "spec": spec});
+    patch(writer, name, change).await
+}
+
+async fn patch(writer: &ClusterWriter, name: &str, change: Value) -> Result<(), WriteError> {
     let slot = writer.results.reserve().await?;
     // A response that cannot be parsed is no failure to write.
     let gpu_nodes: Api<Lenient<GpuNode>> = Api::all(writer.client.clone());
-    // With the resourceVersion the API server refuses the patch if the object changed meanwhile.
-    let patch = json!({"metadata": {"resourceVersion": resource_version}, "spec": spec});
-    let patched = gpu_nodes.patch(name, &patch_params(), &Patch::Merge(patch)).await;
+    let patched = gpu_nodes.patch(name, &patch_params(), &Patch::Merge(change)).await;
     let patched = patched.map_err(WriteError::request(format!("patch gpunode {name}")))?;
     slot.accepted(WorkKind::GpuNode, updated(patched));
     Ok(())

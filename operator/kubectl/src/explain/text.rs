@@ -54,13 +54,20 @@ pub fn explanation(
 }
 
 fn verdict(policy: &PolicyMatch) -> [TableCell; 5] {
+    let overridden = policy.overridden.as_ref().map(|lost| format!("overridden: {lost}"));
     let why = match (&policy.mismatch, &policy.problem) {
-        (Some(mismatch), _) => mismatch.clone(),
+        (Some(mismatch), _) => match policy.leaves_after {
+            Some(seconds) => format!("{mismatch}; {}", leaving_message(seconds)),
+            None => mismatch.clone(),
+        },
         (None, Some(problem)) => problem.clone(),
-        (None, None) if policy.governs => "its device plugin runs on this node".to_owned(),
-        (None, None) => String::new(),
+        (None, None) => {
+            let governs = policy.governs.then(|| "its device plugin runs on this node".to_owned());
+            governs.into_iter().chain(overridden).collect::<Vec<_>>().join("; ")
+        }
     };
     let matches = match (&policy.mismatch, &policy.problem) {
+        (Some(_), _) if policy.leaves_after.is_some() => TableCell::new("leaving", style::WAITING),
         (Some(_), _) => TableCell::new("no", style::PLAIN),
         (None, Some(_)) => TableCell::new("yes", style::BAD),
         (None, None) => TableCell::new("yes", style::GOOD),
@@ -72,6 +79,11 @@ fn verdict(policy: &PolicyMatch) -> [TableCell; 5] {
         matches,
         why.into(),
     ]
+}
+
+/// Time left to a policy whose node selector no longer matches.
+fn leaving_message(seconds: i64) -> String {
+    format!("what it has here stays for {seconds} s more, in case the label comes back")
 }
 
 fn entry(entry: &ExplanationEntry) -> [TableCell; 5] {

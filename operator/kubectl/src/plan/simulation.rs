@@ -168,9 +168,13 @@ pub fn patched(node: &Node, plan: &NodePlan) -> anyhow::Result<Node> {
 
 fn changed(gpu_node: Option<&GpuNode>, change: &GpuNodeChange) -> Option<GpuNode> {
     match (change, gpu_node) {
-        (GpuNodeChange::None | GpuNodeChange::Step { .. } | GpuNodeChange::Requests { .. }, gpu_node) => {
-            gpu_node.cloned()
-        }
+        (
+            GpuNodeChange::None
+            | GpuNodeChange::Step { .. }
+            | GpuNodeChange::Requests { .. }
+            | GpuNodeChange::Own { .. },
+            gpu_node,
+        ) => gpu_node.cloned(),
         (GpuNodeChange::Create(gpu_node), _) => Some((**gpu_node).clone()),
         (GpuNodeChange::Configure { config, .. }, Some(gpu_node)) => {
             let mut gpu_node = gpu_node.clone();

@@ -18,6 +18,7 @@ pub struct PolicySummary {
     pub updating: i32,
     pub failed: i32,
     pub conflicted: i32,
+    pub overridden: i32,
     /// `True`, `False` or `Unknown`.
     pub ready: String,
     pub reason: Option<String>,
@@ -43,10 +44,12 @@ pub fn summarise_policy(policy: &GpuNodePolicy) -> PolicySummary {
         .observed_generation
         .is_none_or(|seen| policy.metadata.generation.is_some_and(|now| seen < now));
     let unseen = unseen.then(|| "the operator has not processed the current spec; check that it is running: `kubectl -n gpunode-system get pods`".to_owned());
+    let overridden = ready.filter(|_| nodes.overridden > 0);
     let messages = obstacles
         .into_iter()
         .filter_map(|kind| kind.find(&status.conditions))
         .filter(|condition| condition.status == "True")
+        .chain(overridden)
         .map(|condition| format!("{} ({}): {}", condition.type_, condition.reason, condition.message))
         .chain(unseen)
         .collect();
@@ -59,6 +62,7 @@ pub fn summarise_policy(policy: &GpuNodePolicy) -> PolicySummary {
         updating: nodes.updating,
         failed: nodes.failed,
         conflicted: nodes.conflicted,
+        overridden: nodes.overridden,
         ready: ready.map_or_else(|| "Unknown".to_owned(), |ready| ready.status.clone()),
         reason: ready.map(|ready| ready.reason.clone()),
         rollout: None,

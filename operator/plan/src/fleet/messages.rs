@@ -91,8 +91,9 @@ pub fn not_in_force_on(node: &str, cause: &str, counts: &NodeCounts) -> String {
     )
 }
 
-/// Policy in force. On `waiting` of the nodes devices wait for their holders; `old` agents are not updated.
-pub fn in_force(waiting: usize, old: i32, counts: &NodeCounts) -> String {
+/// Policy in force. On `waiting` of the nodes devices wait for their holders; `old` agents are not updated. Nothing of the policy
+/// is left on `lost` ready nodes; `overridden` is the first node with a loss, and the loss.
+pub fn in_force(waiting: usize, old: i32, lost: i32, overridden: Option<(&str, &str)>, counts: &NodeCounts) -> String {
     let waiting = match waiting {
         0 => String::new(),
         nodes => format!("; on {nodes} of them, devices wait for the pods that hold them"),
@@ -103,7 +104,11 @@ pub fn in_force(waiting: usize, old: i32, counts: &NodeCounts) -> String {
         1 => "; 1 agent is not updated".to_owned(),
         old => format!("; {old} agents are not updated"),
     };
-    format!("in force on {}{waiting}{old}", of_matched(counts.ready, counts))
+    let overridden = overridden.map_or_else(String::new, |(node, loss)| {
+        format!("; overridden on {}; {node}: {loss}", counts.overridden)
+    });
+    let kept = of_matched(counts.ready.saturating_sub(lost), counts);
+    format!("in force on {kept}{waiting}{old}{overridden}")
 }
 
 /// Describes a policy that cannot be read.
@@ -125,6 +130,7 @@ mod tests {
         updating: 1,
         failed: 1,
         conflicted: 1,
+        overridden: 2,
     };
 
     #[test]
@@ -158,7 +164,12 @@ mod tests {
             "1 of 4 matched nodes failed; n: R: m"
         );
         assert_eq!(
-            in_force(1, 2, &COUNTS),
+            in_force(1, 0, 1, Some(("n", "label a by policy p (priority 1)")), &COUNTS),
+            "in force on 1 of 4 matched nodes; on 1 of them, devices wait for the pods that hold them; overridden on 2; n: \
+             label a by policy p (priority 1)"
+        );
+        assert_eq!(
+            in_force(1, 2, 0, None, &COUNTS),
             "in force on 2 of 4 matched nodes; on 1 of them, devices wait for the pods that hold them; 2 agents are not updated"
         );
     }

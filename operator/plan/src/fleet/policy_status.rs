@@ -153,7 +153,8 @@ fn ready(
     } else {
         // A device that waits for its holders has taken the configuration: a job of a week must not keep a pipeline red for a
         // week.
-        let message = in_force(tally.waiting_nodes(), agents.behind, counts);
+        let (lost, overridden) = (tally.lost_nodes(), tally.first_overridden());
+        let message = in_force(tally.waiting_nodes(), agents.behind, lost, overridden, counts);
         condition(true, Reason::InForce, message)
     }
 }

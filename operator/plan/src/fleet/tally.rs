@@ -3,7 +3,7 @@
 
 use crate::{
     fleet::rollout::PolicyRollout,
-    outcome::{PolicyNodeStatus, PolicyOutcome},
+    outcome::{PolicyNodeStatus, PolicyOutcome, PolicyOverride},
 };
 use gpunode_crds::{MAX_FAILURES, MAX_PREVIEW, MAX_WAITING, NodeCounts, NodeFailure, NodePreview, NodeWaiting, Reason};
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,6 +20,10 @@ pub struct PolicyTally {
     previews: BTreeMap<String, NodePreview>,
     /// Devices that wait for their holders, by node.
     waiting: BTreeMap<String, Vec<NodeWaiting>>,
+    /// Loss of keys to policies of higher priority, by node.
+    overridden: BTreeMap<String, PolicyOverride>,
+    /// Number of ready nodes on which nothing of the policy is left.
+    lost: usize,
     /// Rollout over the nodes that the policy governs.
     pub rollout: PolicyRollout,
 }
@@ -32,6 +36,7 @@ impl PolicyTally {
             preview,
             waiting,
             stage,
+            overridden,
         } = status;
         match outcome {
             None => {}
@@ -52,6 +57,10 @@ impl PolicyTally {
         if !waiting.is_empty() {
             self.waiting.insert(node.to_owned(), waiting.clone());
         }
+        if let Some(lost) = overridden {
+            self.overridden.insert(node.to_owned(), lost.clone());
+            self.lost += usize::from(lost.is_whole && *outcome == Some(PolicyOutcome::Ready));
+        }
         self.rollout.put(node, stage.as_ref());
     }
 
@@ -71,6 +80,12 @@ impl PolicyTally {
         self.blocked.remove(node);
         self.previews.remove(node);
         self.waiting.remove(node);
+        if let Some(lost) = self.overridden.remove(node)
+            && lost.is_whole
+            && *outcome == PolicyOutcome::Ready
+        {
+            self.lost = self.lost.saturating_sub(1);
+        }
     }
 
     /// Returns the counts.
@@ -82,6 +97,7 @@ impl PolicyTally {
             updating: number(self.updating),
             failed: number(self.failed.len()),
             conflicted: number(self.conflicted.len()),
+            overridden: number(self.overridden.len()),
         }
     }
 
@@ -128,6 +144,17 @@ impl PolicyTally {
         self.waiting.len()
     }
 
+    /// Counts the ready nodes on which nothing of the policy is left.
+    pub(crate) fn lost_nodes(&self) -> i32 {
+        i32::try_from(self.lost).unwrap_or(i32::MAX)
+    }
+
+    /// Returns the first node by name on which the policy loses keys to another one, with the first key and the winner.
+    pub(crate) fn first_overridden(&self) -> Option<(&str, &str)> {
+        let (node, lost) = self.overridden.first_key_value()?;
+        Some((node, &lost.message))
+    }
+
     /// Returns the first failed node by name.
     pub(crate) fn first_failed(&self) -> Option<(&str, Reason, &str)> {
         first(&self.failed)
@@ -167,6 +194,10 @@ mod tests {
             preview: Some(NodePreview::default()),
             waiting: vec![NodeWaiting::default()],
             stage: None,
+            overridden: Some(PolicyOverride {
+                message: "m".to_owned(),
+                is_whole: true,
+            }),
         }
     }
 
@@ -189,7 +220,8 @@ mod tests {
                 ready: 1,
                 updating: 1,
                 failed: 1,
-                conflicted: 1
+                conflicted: 1,
+                overridden: 4,
             }
         );
         for (index, outcome) in outcomes.iter().enumerate() {

@@ -1,7 +1,7 @@
 //! A write to the `GpuNode` of one node.
 
 use gpunode_crds::{Configuration, ConfigurationStep, GpuNode};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{OwnerReference, Time};
 
 /// Write to the `GpuNode` of one node. Each write except a creation is refused unless the object has the version given.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -35,6 +35,13 @@ pub enum GpuNodeChange {
         release: bool,
         /// `spec.recovered`.
         recovered: Option<Time>,
+    },
+    /// Puts the reference to the Node back, with which the object is deleted.
+    Own {
+        /// `metadata.resourceVersion`.
+        resource_version: String,
+        /// All references afterwards.
+        owners: Vec<OwnerReference>,
     },
     /// Deletes an object without configuration, GPU and MPS daemon, or one of an earlier node, if it also has this uid.
     Delete {

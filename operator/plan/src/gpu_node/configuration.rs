@@ -184,6 +184,17 @@ fn configure(gpu_node: &GpuNode, config: Option<Configuration>, step: Option<Con
     }
 }
 
+/// Returns the change that puts a removed reference to the Node back; none if the `GpuNode` has one to any Node.
+pub fn missing_owner(context: NodeContext<'_>) -> Option<GpuNodeChange> {
+    let gpu_node = context.gpu_node?;
+    let owners = gpu_node.metadata.owner_references.as_deref().unwrap_or_default();
+    let is_owned = owners.iter().any(|owner| owner.kind == "Node");
+    (!is_owned && !context.node.uid.is_empty()).then(|| GpuNodeChange::Own {
+        resource_version: resource_version(gpu_node),
+        owners: owners.iter().cloned().chain([owner(context.node)]).collect(),
+    })
+}
+
 fn owner(node: &NodeFacts) -> OwnerReference {
     OwnerReference {
         api_version: "v1".to_owned(),

@@ -1,8 +1,11 @@
 //! Everything that is known of one node at one moment.
 
-use crate::input::{facts::NodeFacts, release::is_released};
+use crate::input::{deselection::Deselections, facts::NodeFacts, release::is_released};
 use gpunode_crds::{ConditionType, Configuration, GpuDevice, GpuNode, GpuNodeStatus};
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
+
+/// Time in which a deleted `GpuNode` is made anew: DaemonSets may select by the labels meanwhile.
+const ABSENCE_GRACE: SignedDuration = SignedDuration::from_mins(1);
 
 /// One node, its `GpuNode` where it exists, and the current time.
 #[derive(Clone, Copy, Debug)]
@@ -15,6 +18,10 @@ pub struct NodeContext<'a> {
     pub(crate) outdated: Option<&'a GpuNode>,
     /// The time to plan at.
     pub now: Timestamp,
+    /// Policies whose node selectors no longer match, as the operator remembers.
+    pub deselections: Option<&'a Deselections>,
+    /// Moment since which the operator finds no `GpuNode` of the node.
+    pub absent_since: Option<Timestamp>,
 }
 
 impl<'a> NodeContext<'a> {
@@ -27,7 +34,28 @@ impl<'a> NodeContext<'a> {
             gpu_node,
             outdated,
             now,
+            deselections: None,
+            absent_since: None,
         }
+    }
+
+    /// Adds what the operator remembers of policies whose node selectors no longer match.
+    #[must_use]
+    pub fn remembering(self, deselections: Option<&'a Deselections>) -> Self {
+        Self { deselections, ..self }
+    }
+
+    /// Adds the moment since which the operator finds no `GpuNode` of the node.
+    #[must_use]
+    pub fn absent_since(self, absent_since: Option<Timestamp>) -> Self {
+        Self { absent_since, ..self }
+    }
+
+    /// Returns the moment at which facts about the GPUs go with a `GpuNode` that was deleted; none if it is there, or if nobody
+    /// knows since when it is not.
+    pub(crate) fn facts_end(self) -> Option<Timestamp> {
+        let since = self.absent_since.filter(|_| self.gpu_node.is_none())?;
+        since.checked_add(ABSENCE_GRACE).ok()
     }
 
     /// Returns the same context for another version of the node.

@@ -20,3 +20,10 @@ pub fn matches(policy: &Policy, node: &NodeFacts, record: &NodeRecord, gpu_node:
     let is_kept = || record.policies.contains(&policy.name) && policy.selector.matches_labels(labels);
     policy.selector.matches(labels, reported_gpus(gpu_node)) || (!has_report(gpu_node) && is_kept())
 }
+
+/// Returns true if a policy does not match a node for its labels alone. GPUs that nobody has reported count as fitting.
+pub fn lacks_only_labels(policy: &Policy, node: &NodeFacts, record: &NodeRecord, gpu_node: Option<&GpuNode>) -> bool {
+    let labels = VisibleLabels::new(&node.labels, &record.labels);
+    let fit = policy.selector.count(reported_gpus(gpu_node));
+    !policy.selector.matches_labels(labels) && fit.is_none_or(|(wanted, fit)| fit >= wanted || !has_report(gpu_node))
+}

@@ -10,6 +10,7 @@ use gpunode_crds::{
     AUTOSCALER_STARTUP_PREFIX, Configuration, GpuNodePolicy, GpuNodeStatus, NOT_READY_TAINT, OnConflict, PolicyMode,
     RolloutPace, StartupTaint, UnhealthyTaint, is_gpunode_key, is_kubernetes_key,
 };
+use jiff::Timestamp;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// One policy.
@@ -45,6 +46,8 @@ pub struct Policy {
     pub pace: RolloutPace,
     /// Reason why its spec is invalid, if it is.
     pub refusal: Option<String>,
+    /// Moment at which it leaves a node whose labels no longer match; set in plans of that node alone.
+    pub leaves_at: Option<Timestamp>,
 }
 
 /// Device plugin of a policy.
@@ -197,6 +200,15 @@ impl PolicySet {
 }
 
 impl Policy {
+    /// Returns the policy as it counts on a node that it leaves: all others come first.
+    pub(crate) fn leaving_at(&self, end: Timestamp) -> Self {
+        Self {
+            priority: i32::MIN,
+            leaves_at: Some(end),
+            ..self.clone()
+        }
+    }
+
     fn of(policy: &GpuNodePolicy) -> Self {
         let spec = &policy.spec;
         let may_write = |key: &str| !is_kubernetes_key(key) && !is_gpunode_key(key);
@@ -245,6 +257,7 @@ impl Policy {
             evicts_pods: spec.evict_pods == Some(true),
             deletes_rejected_pods: spec.delete_rejected_pods == Some(true),
             pace: spec.rollout.clone().unwrap_or_default(),
+            leaves_at: None,
             refusal: (!refusals.is_empty()).then(|| refusals.join("; ")),
         }
     }

@@ -1,7 +1,7 @@
 //! Merges what several policies want: each key goes to the highest priority. Where equal priorities disagree, that key, or the
 //! configuration, stays as it is.
 
-use crate::input::policies::Policy;
+use crate::{input::policies::Policy, outcome::PolicyOverride};
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
@@ -70,6 +70,30 @@ pub struct ComposedKeys<K: Ord> {
     pub desired: BTreeMap<K, DesiredValue>,
     /// Keys that stay as they are.
     pub disputed: BTreeMap<K, Disagreement>,
+    /// Keys that a policy wants and another one of higher priority decides.
+    pub overridden: Vec<OverriddenKey>,
+}
+
+/// Key that a policy wants and another one of higher priority decides.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OverriddenKey {
+    /// Policy that loses.
+    pub policy: String,
+    /// Key, such as `label accelerator`.
+    pub about: String,
+    /// Policy that decides.
+    pub by: String,
+    /// Priority of the policy that decides.
+    pub priority: i32,
+}
+
+impl fmt::Display for OverriddenKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            about, by, priority, ..
+        } = self;
+        write!(f, "{about} by policy {by} (priority {priority})")
+    }
 }
 
 impl<K: Ord> Default for ComposedKeys<K> {
@@ -77,6 +101,7 @@ impl<K: Ord> Default for ComposedKeys<K> {
         Self {
             desired: BTreeMap::new(),
             disputed: BTreeMap::new(),
+            overridden: Vec::new(),
         }
     }
 }
@@ -99,6 +124,7 @@ where
     V: IntoIterator<Item = (K, &'a str)>,
 {
     let (mut desired, mut disputed) = (BTreeMap::<K, DesiredValue>::new(), BTreeMap::<K, Disagreement>::new());
+    let mut overridden = Vec::new();
     for policy in matched {
         for (key, value) in entries(policy) {
             let Some(winner) = desired.get_mut(&key) else {
@@ -117,11 +143,22 @@ where
             } else if is_agreed {
                 winner.policies.push(policy.name.clone());
                 winner.take_over |= policy.takes_over;
+            } else {
+                overridden.extend(winner.policies.first().map(|by| OverriddenKey {
+                    policy: policy.name.clone(),
+                    about: about(&key),
+                    by: by.clone(),
+                    priority: winner.priority,
+                }));
             }
         }
     }
     desired.retain(|key, _| !disputed.contains_key(key));
-    ComposedKeys { desired, disputed }
+    ComposedKeys {
+        desired,
+        disputed,
+        overridden,
+    }
 }
 
 /// Returns the governing policy: of those with a device plugin the one with the highest priority, then the first by name.
@@ -145,6 +182,43 @@ pub fn governing<'a>(matched: &[&'a Policy]) -> Result<Option<&'a Policy>, Disag
     Err(Disagreement {
         about: DEVICE_PLUGIN.to_owned(),
         values,
+    })
+}
+
+/// Returns the configurations that lose to that of the governing policy.
+pub fn overridden_plugins(matched: &[&Policy], governing: Option<&Policy>) -> Vec<OverriddenKey> {
+    let Some(winner) = governing else {
+        return Vec::new();
+    };
+    let losing = matched
+        .iter()
+        .filter(|policy| policy.device_plugin.is_some() && policy.device_plugin != winner.device_plugin);
+    let overridden = losing.map(|policy| OverriddenKey {
+        policy: policy.name.clone(),
+        about: DEVICE_PLUGIN.to_owned(),
+        by: winner.name.clone(),
+        priority: winner.priority,
+    });
+    overridden.collect()
+}
+
+/// Sums up what a policy loses on one node.
+pub fn sum_of_overridden(policy: &Policy, overridden: &[OverriddenKey]) -> Option<PolicyOverride> {
+    let lost: Vec<&OverriddenKey> = overridden.iter().filter(|it| it.policy == policy.name).collect();
+    let first = lost.first()?;
+    let more = match lost.len() - 1 {
+        0 => String::new(),
+        1 => " and 1 more key".to_owned(),
+        more => format!(" and {more} more keys"),
+    };
+    let keys = policy.labels.len() + policy.taints.len() + usize::from(policy.device_plugin.is_some());
+    let has_more = policy.startup_taint.is_some()
+        || policy.unhealthy_taint.is_some()
+        || policy.evicts_pods
+        || policy.deletes_rejected_pods;
+    Some(PolicyOverride {
+        message: format!("{first}{more}"),
+        is_whole: lost.len() == keys && !has_more,
     })
 }
 

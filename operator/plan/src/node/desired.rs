@@ -13,11 +13,14 @@ use crate::{
         context::NodeContext,
         facts::NodeFacts,
         policies::{Policy, PolicySet, configured_resources},
+        selection_grace::recorded_deselections,
         visible_labels::is_own_label,
     },
     node::{
         claim::claim,
-        compose::{ComposedKeys, DesiredValue, Disagreement, governing},
+        compose::{
+            ComposedKeys, DesiredValue, Disagreement, OverriddenKey, governing, overridden_plugins, sum_of_overridden,
+        },
         labels::{desired_labels, label_conflicts},
         owner_conditions::{conflict_condition, fact_labels_condition},
         patches::NodeClaims,
@@ -58,6 +61,8 @@ pub struct DesiredNode<'a> {
     held_taints: BTreeSet<TaintKey>,
     /// Reasons for it, and for a configuration that stays.
     disagreements: Vec<Disagreement>,
+    /// Keys that policies of higher priority decide.
+    overridden: Vec<OverriddenKey>,
     startup: StartupTaints,
     /// Moment from which the health of the GPUs calls for another taint.
     unhealthy_from: Option<Timestamp>,
@@ -106,7 +111,11 @@ impl<'a> DesiredNode<'a> {
         let startup = StartupTaints::new(policies, &matched, promise, permit, record, context);
         let (unhealthy, unhealthy_from) = unhealthy_taints(&matched, permit, context);
         // Taints in a policy's spec win over those that come and go.
-        let ComposedKeys { desired, disputed } = desired_taints(&matched);
+        let ComposedKeys {
+            desired,
+            disputed,
+            overridden,
+        } = desired_taints(&matched);
         let held_taints = disputed.keys().cloned().collect();
         let mut taints = startup.desired.clone();
         taints.extend(unhealthy);
@@ -120,6 +129,8 @@ impl<'a> DesiredNode<'a> {
             held_labels.extend(own.filter(|key| is_agent_label(key)));
             labels.desired.retain(|key, _| !is_agent_label(key));
         }
+        let overridden = labels.overridden.into_iter().chain(overridden);
+        let overridden = overridden.chain(overridden_plugins(&matched, governing)).collect();
         let disagreements = dispute.into_iter().chain(labels.disputed.into_values());
         let (stage, stage_ends) = stage.unzip();
         Self {
@@ -133,6 +144,7 @@ impl<'a> DesiredNode<'a> {
             taints,
             held_taints,
             disagreements: disagreements.chain(disputed.into_values()).collect(),
+            overridden,
             startup,
             unhealthy_from,
             kept_policy,
@@ -190,6 +202,17 @@ impl<'a> DesiredNode<'a> {
         claims.labels.owners.into_iter().chain(claims.taints.owners).collect()
     }
 
+    /// Returns the policies that leave the node, with their generations and the moments.
+    fn leaving(&self) -> BTreeMap<String, (Option<i64>, Timestamp)> {
+        let leaving = self
+            .matched
+            .iter()
+            .filter_map(|policy| Some((policy, policy.leaves_at?)));
+        leaving
+            .map(|(policy, end)| (policy.name.clone(), (policy.generation, end)))
+            .collect()
+    }
+
     /// Returns true if policies disagree about the configuration.
     fn is_disputed(&self) -> bool {
         self.disagreements.iter().any(Disagreement::is_about_configuration)
@@ -226,6 +249,7 @@ impl<'a> DesiredNode<'a> {
             taints,
             started: self.startup.started.as_ref(),
             unknown: &record.unknown,
+            deselected: recorded_deselections(&self.leaving(), now).0,
         }
     }
 
@@ -265,12 +289,18 @@ impl<'a> DesiredNode<'a> {
             claims.labels.recheck,
             claims.taints.recheck,
             stale.recheck,
+            recorded_deselections(&self.leaving(), now).1,
         ];
+        // Policies that leave disagree about nothing that somebody has to settle.
+        let leaving = self.leaving();
+        let is_leaving = |it: &&Disagreement| it.values.keys().all(|name| leaving.contains_key(name));
+        let disagreements = self.disagreements.iter().filter(|it| !is_leaving(it));
         let mut plan = NodePlan {
             matched: self.matched.iter().map(|policy| policy.name.clone()).collect(),
             governing: self.governing.map(|policy| policy.name.clone()),
             conflicts: conflicts.chain(taint_conflicts(node, &claims.taints)).collect(),
-            disagreements: self.disagreements.clone(),
+            disagreements: disagreements.cloned().collect(),
+            leaving: leaving.into_iter().map(|(name, (_, end))| (name, end)).collect(),
             // One patch at a time: each changes the version that guards the other.
             status_patch: claims.status_patch(&stale, context).filter(|_| patch.is_none()),
             patch,
@@ -296,6 +326,8 @@ impl<'a> DesiredNode<'a> {
         for policy in &self.matched {
             let (outcome, recheck) = self.outcome(policy, &plan, changes_keys, context);
             plan.outcomes.insert(policy.name.clone(), outcome);
+            let lost = sum_of_overridden(policy, &self.overridden).filter(|_| policy.leaves_at.is_none());
+            plan.overridden.extend(lost.map(|lost| (policy.name.clone(), lost)));
             plan.recheck = earliest([plan.recheck, recheck]);
         }
         (plan, claims.facts_after(node, new_record))

@@ -18,6 +18,7 @@ use crate::{
     taint::{Taint, TaintKey},
 };
 use gpunode_crds::OWNED_ANNOTATION;
+use std::collections::BTreeMap;
 
 /// Claims to the keys of one node, and the boot in which its GPUs became allocatable.
 pub struct NodeClaims<'a> {
@@ -29,6 +30,8 @@ pub struct NodeClaims<'a> {
     pub started: Option<&'a String>,
     /// Fields of the record that a later version wrote.
     pub unknown: &'a UnknownFields,
+    /// Policies that no longer select the node.
+    pub deselected: BTreeMap<String, i64>,
 }
 
 impl NodeClaims<'_> {
@@ -53,6 +56,7 @@ impl NodeClaims<'_> {
             resources,
             started: self.started.cloned(),
             unknown: self.unknown.clone(),
+            deselected: self.deselected.clone(),
         }
         .write()
     }

@@ -3,7 +3,7 @@
 use crate::{
     gpu_node::{change::GpuNodeChange, conditions::ConditionsChange},
     node::{compose::Disagreement, conflicts::KeyConflict, hold::NodeHold},
-    outcome::{PolicyNodeStatus, PolicyOutcome},
+    outcome::{PolicyNodeStatus, PolicyOutcome, PolicyOverride},
     rollout_stage::RolloutStage,
 };
 use gpunode_crds::{NodePreview, NodeWaiting, Reason};
@@ -32,6 +32,10 @@ pub struct NodePlan {
     pub conflicts: Vec<KeyConflict>,
     /// Keys, or the configuration, about which policies of equal priority disagree: they stay as they are.
     pub disagreements: Vec<Disagreement>,
+    /// Matching policies that the node's labels no longer select, and the moments at which they leave.
+    pub leaving: BTreeMap<String, Timestamp>,
+    /// Losses of matching policies to policies of higher priority.
+    pub overridden: BTreeMap<String, PolicyOverride>,
     /// Outcome of each matching policy, also of those in mode Preview.
     pub outcomes: BTreeMap<String, PolicyOutcome>,
     /// Changes that each matching policy in mode Preview would make.
@@ -92,6 +96,7 @@ impl NodePlan {
                     preview: self.previews.get(name).cloned(),
                     waiting,
                     stage,
+                    overridden: self.overridden.get(name).cloned(),
                 },
             )
         };

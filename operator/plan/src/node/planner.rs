@@ -8,6 +8,7 @@ use crate::{
         facts::NodeFacts,
         matching::matches,
         policies::{Policy, PolicySet},
+        selection_grace::leaves_at,
     },
     node::{
         claim::{released, retaken},
@@ -19,6 +20,7 @@ use crate::{
         preview::preview_of,
     },
     record::node_record::NodeRecord,
+    time::earliest,
 };
 use gpunode_crds::{IGNORE_LABEL, PolicyMode};
 
@@ -114,13 +116,25 @@ fn plan_enforced(
         let plan = held_by_pause(first, &paused, &matching(&record), policies, &record, context);
         return (plan, node.clone());
     }
+    let facts_end = context.facts_end();
     let current = node.labels.to_map();
+    let leaving: Vec<Policy> = policies
+        .iter()
+        .filter(|policy| policy.mode == PolicyMode::Enforce)
+        .filter_map(|policy| Some(policy.leaving_at(leaves_at(policy, &record, context)?)))
+        .collect();
     // A key that gpunode owned and somebody changed becomes visible to selectors, so that other policies may match. Each
     // round, a key or a policy leaves the record, or the value from before becomes the current one; so this ends.
     let desired = loop {
-        let matched = matching(&record);
+        let mut matched: Vec<&Policy> = matching(&record);
+        // Covers only what no other policy wants.
+        let others: Vec<&Policy> = leaving
+            .iter()
+            .filter(|policy| !matched.iter().any(|other| other.name == policy.name))
+            .collect();
+        matched.extend(others);
         let mut desired = DesiredNode::new(matched, policies, permit, &record, context);
-        if policies.gpu_labels() {
+        if policies.gpu_labels() && facts_end.is_none_or(|end| now < end) {
             desired = desired.with_fact_labels(gpu_labels(gpu_node, &record.labels.owned));
         }
         desired = desired.with_kept_keys(policies, &record);
@@ -142,5 +156,7 @@ fn plan_enforced(
             break desired;
         }
     };
-    desired.plan(&record, context)
+    let (mut plan, after) = desired.plan(&record, context);
+    plan.recheck = earliest([plan.recheck, facts_end.filter(|end| now < *end)]);
+    (plan, after)
 }

@@ -19,6 +19,7 @@ use gpunode_crds::{
     GpuNode, MPS_LABEL, OWNED_ANNOTATION, POLICY_LABEL_PREFIX, PRODUCT_COUNT_PREFIX, PolicyMode, TaintEffect,
     UNHEALTHY_TAINT,
 };
+use jiff::Timestamp;
 use json_patch::PatchOperation;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
@@ -56,6 +57,12 @@ pub struct PolicyMatch {
     /// Reason why the policy is not in force there, if any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
+    /// Seconds for which the policy keeps what it has on the node although the node's labels no longer match.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub leaves_after: Option<i64>,
+    /// Loss to policies of higher priority: the first key with its winner, and the number of further keys.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub overridden: Option<String>,
 }
 
 /// Label, taint or configuration that gpunode wants or wrote on the node.
@@ -163,7 +170,9 @@ pub fn explain(policies: &PolicySet, context: NodeContext<'_>) -> Explanation {
         None => plan.matched.contains(&policy.name),
         Some(_) => record.policies.contains(&policy.name),
     };
-    let matched: Vec<&Policy> = policies.iter().filter(is_origin).collect();
+    let mut matched: Vec<&Policy> = policies.iter().filter(is_origin).collect();
+    // Policies that leave come last, whatever their priority.
+    matched.sort_by_key(|policy| plan.leaving.contains_key(&policy.name));
     let explainer = NodeExplainer {
         node,
         record: &record,
@@ -180,6 +189,11 @@ pub fn explain(policies: &PolicySet, context: NodeContext<'_>) -> Explanation {
         governs: plan.governing.as_ref() == Some(&policy.name),
         mismatch: first_mismatch(policy, node, &record, gpu_node),
         problem: plan.outcomes.get(&policy.name).and_then(problem),
+        leaves_after: plan
+            .leaving
+            .get(&policy.name)
+            .map(|end| seconds_until(*end, context.now)),
+        overridden: plan.overridden.get(&policy.name).map(|lost| lost.message.clone()),
     };
     Explanation {
         node: node.name.clone(),
@@ -187,6 +201,12 @@ pub fn explain(policies: &PolicySet, context: NodeContext<'_>) -> Explanation {
         policies: policies.iter().map(policy_match).collect(),
         entries,
     }
+}
+
+/// Returns whole seconds, rounded up.
+fn seconds_until(end: Timestamp, now: Timestamp) -> i64 {
+    let left = end.duration_since(now);
+    left.as_secs() + i64::from(left.subsec_nanos() > 0)
 }
 
 fn problem(outcome: &PolicyOutcome) -> Option<String> {

@@ -34,6 +34,8 @@ pub struct NodeRecord {
     pub started: Option<String>,
     /// Fields that this version does not know.
     pub unknown: UnknownFields,
+    /// Policies as `NAME@GENERATION` that no longer select the node by its labels, and since when, in seconds since 1970.
+    pub deselected: BTreeMap<String, i64>,
 }
 
 /// Reason why a record cannot be read.
@@ -64,6 +66,8 @@ struct RecordDocument {
     resources: ResourceUses,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     started: Option<String>,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    deselected: BTreeMap<String, i64>,
 }
 
 /// One fact per label and per taint.
@@ -179,6 +183,7 @@ impl NodeRecord {
                 .collect(),
             started: written.started,
             unknown,
+            deselected: written.deselected,
         })
     }
 
@@ -191,6 +196,7 @@ impl NodeRecord {
             resources,
             started,
             unknown,
+            deselected,
         } = self;
         let is_empty = labels.is_empty() && taints.is_empty() && resources.is_empty() && started.is_none();
         if is_empty && !unknown.outlive_entries() {
@@ -205,6 +211,7 @@ impl NodeRecord {
             conceded: LabelsAndTaints::write(&labels.conceded, &taints.conceded, |conceded| conceded),
             resources: resources.clone(),
             started: started.clone(),
+            deselected: deselected.clone(),
         };
         // Strings in maps and lists always have a JSON form.
         let written = serde_json::to_string(&written).ok()?;

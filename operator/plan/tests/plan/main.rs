@@ -7,6 +7,7 @@
 )]
 
 mod daemonsets;
+mod deselected;
 mod explanations;
 mod fact_labels;
 mod governed;

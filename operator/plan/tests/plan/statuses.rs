@@ -1,8 +1,11 @@
 //! The status of a policy.
 
-use crate::world::{now, policy};
+use crate::world::{World, now, policy};
 use gpunode_crds::{GpuNodePolicyStatus, NodeWaiting, Reason};
-use gpunode_plan::{AgentUpdate, PolicyNodeStatus, PolicyOutcome, PolicySet, PolicyTally, RolloutStage, policy_status};
+use gpunode_plan::{
+    AgentUpdate, NodeContext, PolicyNodeStatus, PolicyOutcome, PolicySet, PolicyTally, RolloutStage, explain,
+    policy_status,
+};
 use jiff::SignedDuration;
 
 fn status(
@@ -361,4 +364,44 @@ fn agents_that_are_replaced_hold_ready_and_those_that_never_are_stop_it() {
         conditions_with(4, 0, &refused)[0],
         "Ready=False WriteFailed: update daemonset d: no"
     );
+}
+
+#[test]
+fn a_policy_that_loses_keys_to_a_higher_priority_counts_the_nodes_names_key_and_winner_and_stays_ready() {
+    let high = policy(
+        "high",
+        "{priority: 1, nodeSelector: {}, labels: {a: high}, devicePlugin: {passDeviceSpecs: true}}",
+    );
+    let policies = |rest: &str| {
+        let low = format!("{{nodeSelector: {{}}, labels: {{a: low{rest}}}, devicePlugin: {{}}}}");
+        [policy("low", &low), high.clone()]
+    };
+    for (rest, kept) in [("", 0), (", b: low", 1)] {
+        let policies = policies(rest);
+        let mut world = World::sample();
+        world.converge(&policies);
+        let set = PolicySet::new(&policies);
+        let mut tally = PolicyTally::default();
+        tally.add("n", &world.plan(&policies).policy_statuses_after(None)["low"]);
+        let status = policy_status(set.get("low").unwrap(), &tally, &AgentUpdate::default(), None, now());
+        let expected = format!(
+            "Ready=True InForce: in force on {kept} of 1 matched nodes; overridden on 1; n: label a by policy high (priority \
+             1) and 1 more key"
+        );
+        assert_eq!(conditions(&status)[0], expected);
+        let counts = status.nodes.unwrap();
+        assert_eq!((counts.matched, counts.ready, counts.overridden), (1, 1, 1));
+        let explained = explain(&set, NodeContext::new(&world.facts(), None, world.now));
+        let lost = explained
+            .policies
+            .iter()
+            .find(|it| it.name == "low")
+            .unwrap()
+            .overridden
+            .clone();
+        assert_eq!(
+            lost.as_deref(),
+            Some("label a by policy high (priority 1) and 1 more key")
+        );
+    }
 }

@@ -2,7 +2,7 @@
 
 use crate::world::{World, policy};
 use gpunode_crds::{Agent, GpuDevice, GpuNode, GpuNodePolicy, GpuNodeSpec, GpuNodeStatus};
-use gpunode_plan::{NodeContext, PolicyOutcome, PolicySet, explain};
+use gpunode_plan::{GpuNodeChange, NodeContext, PolicyOutcome, PolicySet, explain, missing_owner, plan_node};
 
 fn by_gpus() -> GpuNodePolicy {
     policy(
@@ -92,5 +92,49 @@ fn policy_by_gpus_adds_no_node_that_nobody_knows() {
     assert_eq!(
         (world.snapshot(), plan.outcomes.get("g")),
         (before, None::<&PolicyOutcome>)
+    );
+}
+
+#[test]
+fn fact_labels_of_a_deleted_gpu_node_go_after_a_minute_and_not_before() {
+    let label = |world: &World| world.label("nvidia.com/gpu.product").map(str::to_owned);
+    let mut world = governed();
+    world.gpu_node = None;
+    let facts = world.facts();
+    let (since, policies) = (world.now, PolicySet::new(&[]));
+    let plan_at = |seconds: i64| {
+        let now = since + jiff::SignedDuration::from_secs(seconds);
+        plan_node(&policies, NodeContext::new(&facts, None, now).absent_since(Some(since)))
+    };
+    let soon = plan_at(59);
+    assert_eq!(soon.recheck, Some(since + jiff::SignedDuration::from_secs(60)));
+    json_patch::patch(&mut world.node, &soon.patch.unwrap()).unwrap();
+    assert_eq!((label(&world).as_deref(), world.label("x")), (Some("Tesla-T4"), None));
+    let facts = world.facts();
+    let now = since + jiff::SignedDuration::from_secs(60);
+    let plan = plan_node(&policies, NodeContext::new(&facts, None, now).absent_since(Some(since)));
+    json_patch::patch(&mut world.node, &plan.patch.unwrap()).unwrap();
+    assert_eq!(label(&world), None);
+}
+
+#[test]
+fn a_removed_reference_to_the_node_comes_back_beside_others() {
+    let mut world = governed();
+    let other = serde_json::json!([{"apiVersion": "v1", "kind": "ConfigMap", "name": "c", "uid": "c"}]);
+    world.gpu_node.as_mut().unwrap().metadata.owner_references = serde_json::from_value(other).unwrap();
+    let facts = world.facts();
+    let change = missing_owner(NodeContext::new(&facts, world.gpu_node.as_ref(), world.now)).unwrap();
+    let GpuNodeChange::Own { owners, .. } = change else {
+        panic!("{change:?}")
+    };
+    let kinds: Vec<_> = owners
+        .iter()
+        .map(|owner| (owner.kind.as_str(), owner.uid.as_str()))
+        .collect();
+    assert_eq!(kinds, [("ConfigMap", "c"), ("Node", "u")]);
+    world.gpu_node.as_mut().unwrap().metadata.owner_references = Some(owners);
+    assert_eq!(
+        missing_owner(NodeContext::new(&facts, world.gpu_node.as_ref(), world.now)),
+        None
     );
 }

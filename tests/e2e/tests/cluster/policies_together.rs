@@ -215,3 +215,36 @@ fn a_paused_policy_keeps_its_nodes_as_they_are_until_it_is_deleted() -> Result<(
         Ok(())
     })
 }
+
+#[test]
+#[ignore = "needs the local cluster: make test"]
+fn a_label_that_flaps_writes_nothing_and_one_that_stays_away_is_waited_for() -> Result<()> {
+    let lab = Lab::enter()?;
+    let _label = HandSet(&lab, V100, &["flaps-"]);
+    lab.kubectl(&["label", "node", V100, "flaps=here"])?;
+    lab.apply(&manifest(
+        "flapping",
+        "{nodeSelector: {matchLabels: {flaps: here}}, labels: {flapped: 'yes'}}",
+    ))?;
+    lab.await_ready("flapping")?;
+    assert_eq!(label(&lab, V100, "flapped")?, "yes");
+    let audit = lab.audit()?;
+    lab.kubectl(&["label", "node", V100, "flaps-"])?;
+    lab.kubectl(&["label", "node", V100, "flaps=here"])?;
+    lab.kubectl(&["label", "node", V100, "flaps-"])?;
+    eventually("the node leaves the policy", LIMIT, || {
+        let flapped = label(&lab, V100, "flapped")?;
+        ensure!(flapped.is_null(), "the label is {flapped}");
+        Ok(())
+    })?;
+    let writes = audit.gpunode_writes()?;
+    let writes = writes
+        .iter()
+        .filter(|write| write.resource() == "nodes" && write.name() == V100);
+    assert_eq!(
+        writes.count(),
+        2,
+        "the moment goes into the record, then the label goes"
+    );
+    Ok(())
+}
