@@ -1,10 +1,9 @@
 //! Events of the Node. Nothing waits for them: an event that cannot be sent soon is dropped, and the log has it, too.
 
+use gpunode_process::{EventContent, EventSeries};
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ObjectReference;
-use kube::{
-    Client,
-    runtime::events::{Event, EventType, Recorder, Reporter},
-};
+use kube::Client;
 use std::time::Duration;
 use tokio::{
     sync::mpsc,
@@ -73,11 +72,7 @@ impl NodeEventSender {
 impl EventPublisher {
     /// Sends the queued events. Does not end.
     pub async fn run(mut self) {
-        let reporter = Reporter {
-            controller: CONTROLLER.to_owned(),
-            instance: Some(self.pod_name).filter(|pod| !pod.is_empty()),
-        };
-        let recorder = Recorder::new(self.client, reporter);
+        let mut series = EventSeries::new(self.client, CONTROLLER, &self.pod_name);
         // As kubelets do: `kubectl describe node` looks for events under the name.
         let node = ObjectReference {
             api_version: Some("v1".to_owned()),
@@ -88,8 +83,8 @@ impl EventPublisher {
         };
         let mut failing = false;
         while let Some(pending) = self.events.recv().await {
-            let event = event(pending);
-            let error = match timeout(CALL_TIMEOUT, recorder.publish(&event, &node)).await {
+            let content = content(pending, node.clone());
+            let error = match timeout(CALL_TIMEOUT, series.publish(content, Timestamp::now())).await {
                 Ok(Ok(())) => None,
                 Ok(Err(error)) => Some(error.to_string()),
                 Err(_) => Some(format!("no answer within {CALL_TIMEOUT:?}")),
@@ -106,18 +101,19 @@ impl EventPublisher {
     }
 }
 
-fn event(pending: PendingEvent) -> Event {
-    let (type_, reason, action) = match pending.reason {
-        EventReason::GpuUnhealthy => (EventType::Warning, "GpuUnhealthy", "WithholdDevice"),
-        EventReason::GpuHealthy => (EventType::Normal, "GpuHealthy", "OfferDevice"),
-        EventReason::StateFileCorrupt => (EventType::Warning, "StateFileCorrupt", "SetAside"),
+fn content(pending: PendingEvent, node: ObjectReference) -> EventContent {
+    let (is_warning, reason, action) = match pending.reason {
+        EventReason::GpuUnhealthy => (true, "GpuUnhealthy", "WithholdDevice"),
+        EventReason::GpuHealthy => (false, "GpuHealthy", "OfferDevice"),
+        EventReason::StateFileCorrupt => (true, "StateFileCorrupt", "SetAside"),
     };
-    Event {
-        type_,
+    EventContent {
+        regarding: node,
+        related: None,
+        is_warning,
         reason: reason.to_owned(),
-        note: Some(pending.note),
         action: action.to_owned(),
-        secondary: None,
+        note: pending.note,
     }
 }
 
