@@ -57,6 +57,9 @@ pub struct GpuDevice {
     /// Health of the device; absent until the agent has checked it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub health: Option<DeviceHealth>,
+    /// Last XID that the driver reported for the GPU, also one that does not make it unhealthy.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_xid: Option<LastXid>,
     /// Time since which the GPU has been missing or the driver has not answered. A missing GPU stays in the list for 15
     /// minutes, so that a driver upgrade does not remove the node from its policies.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -78,6 +81,22 @@ pub struct GpuDevice {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64))]
     pub links: Vec<GpuLink>,
+}
+
+/// An XID that the driver reported.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct LastXid {
+    /// Number of the XID.
+    pub xid: i32,
+    /// Meaning of the XID in NVIDIA's catalog; absent if the catalog does not have it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 512))]
+    pub message: Option<String>,
+    /// Time of the report; of several within a minute, the first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "crate::conditions::optional_time")]
+    pub time: Option<Time>,
 }
 
 /// A MIG device: a compute instance of a GPU in MIG mode.

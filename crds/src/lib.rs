@@ -45,7 +45,9 @@ mod taint;
 mod untimed_condition;
 
 pub use configuration::{Configuration, ConfigurationStep, MAX_FAILED_MESSAGE, RejectedConfiguration};
-pub use gpu_device::{Fabric, GpuDevice, GpuLink, GpuMode, LinkLevel, MigDevice, MigEngines, MigMode, MigSlices, Vgpu};
+pub use gpu_device::{
+    Fabric, GpuDevice, GpuLink, GpuMode, LastXid, LinkLevel, MigDevice, MigEngines, MigMode, MigSlices, Vgpu,
+};
 pub use gpu_node::{Agent, AgentMode, GpuNode, GpuNodeSpec, GpuNodeStatus, MAX_HOLDERS};
 pub use gpunode_config::{Architecture, MigStrategy, SharingStrategy};
 pub use health::{DeviceHealth, FaultReason, HealthState};

@@ -414,6 +414,14 @@ impl ClusterIndex {
         }
         // Its key is being worked on already.
         effects.drop_now(&WorkKey::Node(name.to_owned()));
+        let live = self
+            .objects
+            .gpu_nodes
+            .get(name)
+            .and_then(|gpu_node| gpu_node.status.as_ref());
+        effects
+            .events
+            .extend(OperatorEvent::of_annotation(name, live, plan.conditions.as_ref()));
         plan.has_work().then_some(NodeWrite {
             patch: plan.patch,
             status_patch: plan.status_patch,

@@ -8,18 +8,21 @@
 //! |---|---|
 //! | `faults` | the faults of a node's devices: which begin and end with an observation |
 //! | `fault` | one fault of one device, its resolution, and the text that says when it clears |
+//! | `last_xids` | the last XIDs of each GPU, also those that make no device unhealthy |
 //! | `observation` | everything that can begin or end a fault |
 //! | `probe` | one look at a GPU: the faults it shows, and those it disproves |
 //! | `xid` | NVIDIA's XID catalog: meaning, resolution, effect on health |
 
 mod fault;
 mod faults;
+mod last_xids;
 mod observation;
 mod probe;
 mod xid;
 
 pub use fault::{Fault, FaultTransition};
 pub use faults::DeviceFaults;
+pub use last_xids::LastXids;
 pub use observation::{HealthObservation, RunId};
 pub use probe::{GpuProbe, MigProbe, ProbeResult};
 pub use xid::{Resolution, describe as describe_xid};

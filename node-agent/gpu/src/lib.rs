@@ -34,7 +34,7 @@ pub use gpunode_config::{Allocation, Architecture};
 pub use gpunode_crds::{Fabric, FaultReason, GpuLink, GpuMode, LinkLevel, MigDevice, MigEngines, MigMode, MigSlices};
 pub use hardware::{Device, Gpu, Inventory, MigInstance, product_label};
 pub use health::{
-    DeviceFaults, Fault, FaultTransition, GpuProbe, HealthObservation, MigProbe, ProbeResult, Resolution, RunId,
-    describe_xid,
+    DeviceFaults, Fault, FaultTransition, GpuProbe, HealthObservation, LastXids, MigProbe, ProbeResult, Resolution,
+    RunId, describe_xid,
 };
 pub use sharing::{AdvertisedResource, AdvertisedShare, Assignment, DeviceSharing, device_of};

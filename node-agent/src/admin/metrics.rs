@@ -1,4 +1,5 @@
-//! Prometheus metrics. Label values are constants, except resource names and XID numbers, whose count is bounded.
+//! Prometheus metrics. Label values are constants, except indexes of devices, resource names and XID numbers, whose count is
+//! bounded.
 
 use prometheus_client::{
     encoding::{EncodeLabelSet, EncodeLabelValue, text::encode},
@@ -17,6 +18,8 @@ const MAX_RESOURCES: usize = 64;
 /// Greatest XID with a counter of its own. NVIDIA documents XIDs below 200.
 const MAX_XID: u64 = 255;
 const OTHER: &str = "other";
+/// Index of a device that the driver does not list now.
+const UNKNOWN: &str = "unknown";
 /// Upper bounds of the buckets, in seconds. Most calls take 0.1 ms; a refused one takes up to 15 s.
 const BUCKETS: [f64; 13] = [
     0.0001, 0.000_25, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.3, 1.0, 5.0, 20.0,
@@ -37,7 +40,8 @@ struct MetricFamilies {
     xids: Family<ByXid, Counter>,
     nvml_errors: Family<ByCall, Counter>,
     config: Family<ByHash, Gauge>,
-    faults: Family<ByReason, Gauge>,
+    faults: Family<ByFault, Gauge>,
+    held_shares: Family<ByResource, Gauge>,
 }
 
 /// Call between the agent and the kubelet.
@@ -81,8 +85,14 @@ struct ByCall {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ByReason {
+struct ByFault {
+    gpu: String,
     reason: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ByResource {
+    resource: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -119,7 +129,8 @@ impl AgentMetrics {
         let xids = Family::<ByXid, Counter>::default();
         let nvml_errors = Family::<ByCall, Counter>::default();
         let config = Family::<ByHash, Gauge>::default();
-        let faults = Family::<ByReason, Gauge>::default();
+        let faults = Family::<ByFault, Gauge>::default();
+        let held_shares = Family::<ByResource, Gauge>::default();
         let mut registry = Registry::with_prefix("gpunode_agent");
         registry.register(
             "build",
@@ -145,7 +156,16 @@ impl AgentMetrics {
         );
         registry.register("xids", "XID events from the driver", xids.clone());
         registry.register("nvml_errors", "Failed NVML calls", nvml_errors.clone());
-        registry.register("faults", "GPUs and MIG devices with a fault, by reason", faults.clone());
+        registry.register(
+            "faults",
+            "GPUs and MIG devices with a fault, one each, with the gravest reason",
+            faults.clone(),
+        );
+        registry.register(
+            "held_shares",
+            "Shares that containers hold, by resource",
+            held_shares.clone(),
+        );
         registry.register("config_info", "Hash of the configuration in force", config.clone());
         let resources = Mutex::default();
         Self(
@@ -160,6 +180,7 @@ impl AgentMetrics {
                 nvml_errors,
                 config,
                 faults,
+                held_shares,
             }
             .into(),
         )
@@ -194,11 +215,25 @@ impl AgentMetrics {
         }
     }
 
-    /// Sets the faults, one reason per fault.
-    pub fn set_faults(&self, reasons: impl Iterator<Item = &'static str>) {
+    /// Sets the faulty devices: the index of each, such as `3` or `3:1`, with the reason of its gravest fault. The index is
+    /// unknown while the driver does not list the device.
+    pub fn set_faults(&self, devices: impl Iterator<Item = (Option<String>, &'static str)>) {
         self.0.faults.clear();
-        for reason in reasons {
-            self.0.faults.get_or_create(&ByReason { reason }).inc();
+        for (gpu, reason) in devices {
+            let gpu = gpu.unwrap_or_else(|| UNKNOWN.to_owned());
+            self.0.faults.get_or_create(&ByFault { gpu, reason }).inc();
+        }
+    }
+
+    /// Sets the numbers of held shares by resource. Removes resources that are not listed.
+    pub fn set_held_shares<'a>(&self, resources: impl Iterator<Item = (&'a str, u32)>) {
+        self.0.held_shares.clear();
+        for (resource, shares) in resources {
+            let resource = self.resource(resource);
+            self.0
+                .held_shares
+                .get_or_create(&ByResource { resource })
+                .inc_by(shares.into());
         }
     }
 
@@ -285,6 +320,28 @@ mod tests {
             "{text}"
         );
         assert!(!text.contains("a.b/d"), "{text}");
+    }
+
+    #[test]
+    fn a_gpu_with_a_fault_is_one_series_with_its_index_and_held_shares_are_summed() {
+        let metrics = AgentMetrics::new();
+        let faults = [
+            (Some("1".to_owned()), "Xid"),
+            (Some("3:0".to_owned()), "Lost"),
+            (None, "Xid"),
+        ];
+        metrics.set_faults(faults.into_iter());
+        metrics.set_held_shares([("a.b/c", 0), ("a.b/c", 2), ("a.b/d", 0), ("a.b/c", 1)].into_iter());
+        let text = metrics.render();
+        for series in [
+            r#"gpunode_agent_faults{gpu="1",reason="Xid"} 1"#,
+            r#"gpunode_agent_faults{gpu="3:0",reason="Lost"} 1"#,
+            r#"gpunode_agent_faults{gpu="unknown",reason="Xid"} 1"#,
+            r#"gpunode_agent_held_shares{resource="a.b/c"} 3"#,
+            r#"gpunode_agent_held_shares{resource="a.b/d"} 0"#,
+        ] {
+            assert!(text.contains(series), "{series} in {text}");
+        }
     }
 
     #[test]

@@ -27,6 +27,8 @@ pub enum EventReason {
     GpuUnhealthy,
     /// A GPU or MIG device recovered.
     GpuHealthy,
+    /// The driver reported an XID that makes no device unhealthy.
+    GpuXid,
     /// A state file could not be parsed and was set aside.
     StateFileCorrupt,
 }
@@ -105,6 +107,7 @@ fn content(pending: PendingEvent, node: ObjectReference) -> EventContent {
     let (is_warning, reason, action) = match pending.reason {
         EventReason::GpuUnhealthy => (true, "GpuUnhealthy", "WithholdDevice"),
         EventReason::GpuHealthy => (false, "GpuHealthy", "OfferDevice"),
+        EventReason::GpuXid => (false, "GpuXid", "OfferDevice"),
         EventReason::StateFileCorrupt => (true, "StateFileCorrupt", "SetAside"),
     };
     EventContent {

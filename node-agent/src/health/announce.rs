@@ -39,6 +39,33 @@ pub fn fault_began(
     events.send(EventReason::GpuUnhealthy, &note);
 }
 
+/// Logs an XID that makes no device unhealthy, and sends an event of the Node: the application that was hit may fail all the
+/// same.
+pub fn xid_does_not_count(
+    device: &str,
+    xid: i32,
+    devices: &KnownDevices,
+    holders: &[DeviceHolder],
+    events: &NodeEventSender,
+) {
+    let (meaning, advice) = (fault_text::xid_meaning(xid), fault_text::xid_advice(xid));
+    let name = devices.name(device);
+    let holders = Vec::from_iter(devices.pods(device, holders)).join(", ");
+    info!(
+        device,
+        name, xid, meaning, holders, "XID does not make the device unhealthy"
+    );
+    let held = if holders.is_empty() {
+        String::new()
+    } else {
+        format!("; held by {holders}")
+    };
+    events.send(
+        EventReason::GpuXid,
+        &format!("{name} ({device}): {meaning}; the device stays healthy; {advice}{held}"),
+    );
+}
+
 /// Logs a fault that cleared, and sends an event of the Node if it was the device's last one.
 pub fn fault_cleared(device: &str, fault: &Fault, healthy: bool, devices: &KnownDevices, events: &NodeEventSender) {
     let (reason, meaning) = (fault.reason.as_str(), fault_text::meaning(fault));

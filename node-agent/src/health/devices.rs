@@ -36,17 +36,18 @@ impl KnownDevices {
 
     /// Returns a name such as `GPU 3`, or `GPU 3:1` for a MIG device of it.
     pub fn name(&self, device: &str) -> String {
-        let devices = self
-            .0
-            .as_deref()
-            .and_then(Hardware::inventory)
-            .map(Device::all)
-            .unwrap_or_default();
-        let known = devices.iter().find(|known| known.uuid == device);
-        known.map_or_else(
+        self.index(device).map_or_else(
             || "a GPU that has left the node".to_owned(),
-            |known| format!("GPU {}", known.index()),
+            |index| format!("GPU {index}"),
         )
+    }
+
+    /// Returns the index, such as `3`, or `3:1` for a MIG device.
+    pub fn index(&self, device: &str) -> Option<String> {
+        let inventory = self.0.as_deref().and_then(Hardware::inventory)?;
+        let devices = Device::all(inventory);
+        let known = devices.iter().find(|known| known.uuid == device);
+        known.map(Device::index)
     }
 
     /// Returns the pods that hold a device or one of its MIG devices, as `NAMESPACE/NAME`.

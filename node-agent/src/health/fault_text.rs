@@ -2,18 +2,13 @@
 
 use gpunode_config::HealthRules as Rules;
 use gpunode_crds::{DeviceHealth, HealthState};
-use gpunode_gpu::{DeviceFaults, Fault, FaultReason, describe_xid};
+use gpunode_gpu::{DeviceFaults, Fault, FaultReason, Resolution, describe_xid};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 /// Describes a fault, such as `XID 79: GPU has fallen off the bus`.
 pub fn meaning(fault: &Fault) -> String {
     let text = match (fault.reason, fault.xid) {
-        (FaultReason::Xid, Some(xid)) => {
-            return match describe_xid(xid) {
-                Some((meaning, _)) => format!("XID {xid}: {meaning}"),
-                None => format!("XID {xid} (not in NVIDIA's catalog)"),
-            };
-        }
+        (FaultReason::Xid, Some(xid)) => return xid_meaning(xid),
         (FaultReason::Xid, None) => "an XID",
         (FaultReason::Lost, _) => "the GPU has fallen off the bus",
         (FaultReason::NotAnswering, _) => "calls to the driver about the device fail",
@@ -27,6 +22,23 @@ pub fn meaning(fault: &Fault) -> String {
         (FaultReason::MpsDaemonDied, _) => "the MPS control daemon died",
     };
     text.to_owned()
+}
+
+/// Describes an XID, such as `XID 79: GPU has fallen off the bus`.
+pub fn xid_meaning(xid: i32) -> String {
+    match describe_xid(xid) {
+        Some((meaning, _)) => format!("XID {xid}: {meaning}"),
+        None => format!("XID {xid} (not in NVIDIA's catalog)"),
+    }
+}
+
+/// Returns what to do about an XID that does not count.
+pub fn xid_advice(xid: i32) -> &'static str {
+    match describe_xid(xid) {
+        Some((_, Resolution::Ignore)) => Resolution::Ignore.advice(),
+        Some((_, Resolution::RestartApp)) => "check the application that was hit",
+        _ => "the policy ignores this XID",
+    }
 }
 
 /// Returns the health of the device that these UUIDs make up: its gravest fault, and the time of its first one.

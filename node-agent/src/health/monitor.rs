@@ -162,10 +162,15 @@ impl HealthMonitor {
             .and_then(|instance| devices.part(&gpu, instance))
             .map(str::to_owned);
         let before = self.saved.health.ticket();
-        self.observe(HealthObservation::Xid(part.unwrap_or_else(|| gpu.clone()), xid));
+        let device = part.unwrap_or_else(|| gpu.clone());
+        let is_news = self.saved.last_xids.observe(&gpu, xid, Timestamp::now());
+        self.observe(HealthObservation::Xid(device.clone(), xid));
         // An XID that does not count has no consequences to wait for.
         if self.saved.health.ticket() != before {
             self.recent_xids.add(gpu, now, before);
+        } else if is_news {
+            let holders = self.inputs.manager.holders();
+            announce::xid_does_not_count(&device, xid, &self.devices(), &holders, &self.inputs.node_events);
         }
     }
 
@@ -214,6 +219,8 @@ impl HealthMonitor {
         }
         if reading.unreadable.is_empty() {
             self.forget_instances(&reading.inventory);
+            let devices = self.devices();
+            self.saved.last_xids.forget(|gpu| !devices.has(gpu));
         }
         self.probes.probe_soon(Instant::now());
     }
@@ -316,14 +323,21 @@ impl HealthMonitor {
                 .map(|problem| format!("the driver does not answer: {problem}")),
         });
         let devices = self.devices();
-        let present = self.saved.health.devices().filter(|(device, _)| devices.has(device));
-        let faults = present.flat_map(|(_, faults)| faults);
+        let health = &self.saved.health;
+        let present = health.devices().filter(|(device, _)| devices.has(device));
+        let gravest = present.filter_map(|(device, _)| Some((devices.index(device), health.gravest(&[device])?)));
         self.inputs
             .metrics
-            .set_faults(faults.map(|fault| fault.reason.as_str()));
+            .set_faults(gravest.map(|(index, fault)| (index, fault.reason.as_str())));
         let rules = self.inputs.rules.borrow().clone();
         let faults = Some(self.saved.health.clone());
-        send_if_new(&self.inputs.node_health, Arc::new(NodeHealth { all, faults, rules }));
+        let health = NodeHealth {
+            all,
+            faults,
+            last_xids: self.saved.last_xids.clone(),
+            rules,
+        };
+        send_if_new(&self.inputs.node_health, Arc::new(health));
     }
 
     /// Begins a round of probes.

@@ -2,7 +2,7 @@
 
 use super::fault_text;
 use gpunode_config::HealthRules as Rules;
-use gpunode_gpu::DeviceFaults;
+use gpunode_gpu::{DeviceFaults, LastXids};
 use std::sync::Arc;
 
 /// The health of all devices of the node. A device that was never probed counts as healthy.
@@ -12,6 +12,8 @@ pub struct NodeHealth {
     pub all: Option<String>,
     /// Faults by GPU or MIG device; none before the first probe.
     pub faults: Option<DeviceFaults>,
+    /// Last XIDs of each GPU, also those that are no fault.
+    pub last_xids: LastXids,
     /// Rules that say what clears a fault.
     pub rules: Arc<Rules>,
 }

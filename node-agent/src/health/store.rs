@@ -1,7 +1,7 @@
 //! Faults on disk: a restart of the agent is no evidence of recovery.
 
 use crate::store::atomic_file;
-use gpunode_gpu::DeviceFaults;
+use gpunode_gpu::{DeviceFaults, LastXids};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use std::{
@@ -31,6 +31,9 @@ const READ_TIMEOUT: Duration = Duration::from_secs(2);
 pub struct SavedHealth {
     /// Faults by device.
     pub health: DeviceFaults,
+    /// Last XIDs of each GPU.
+    #[serde(default)]
+    pub last_xids: LastXids,
     /// NVLinks that were up, by UUID of the GPU.
     #[serde(default)]
     pub links: BTreeMap<String, Vec<u32>>,

@@ -231,6 +231,7 @@ impl<'a> AgentState<'a> {
                 manager
                     .metrics()
                     .set_devices(snapshot.advertised.iter().map(AdvertisedList::counts));
+                manager.metrics().set_held_shares(held_shares(&snapshot));
                 manager.published(changes);
                 self.snapshot = snapshot;
                 if self.save_error.take().is_some() {
@@ -283,4 +284,14 @@ impl<'a> AgentState<'a> {
             create: hardware.has_gpus(),
         })
     }
+}
+
+/// Returns the number of held shares of each advertised resource, also 0, and of those that are no longer advertised.
+fn held_shares(snapshot: &DeviceSnapshot) -> impl Iterator<Item = (&str, u32)> {
+    let advertised = snapshot.advertised.iter().map(|list| (list.resource.name.as_str(), 0));
+    let held = snapshot
+        .holders
+        .iter()
+        .map(|holder| (holder.resource.as_str(), holder.count));
+    advertised.chain(held)
 }

@@ -4,8 +4,9 @@ use crate::{
     driver::machine::HostDriver,
     health::{fault_text, node_health::NodeHealth},
 };
-use gpunode_crds::{DeviceHealth, GpuDevice, MigDevice, Vgpu};
+use gpunode_crds::{DeviceHealth, GpuDevice, LastXid, MigDevice, Vgpu};
 use gpunode_gpu as gpu;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 /// Returns a GPU with its health.
 pub fn device(gpu: &gpu::Gpu, node_health: &NodeHealth) -> GpuDevice {
@@ -21,6 +22,7 @@ pub fn device(gpu: &gpu::Gpu, node_health: &NodeHealth) -> GpuDevice {
         numa_node: gpu.numa_node,
         mode: gpu.mode,
         fabric: gpu.fabric.clone(),
+        last_xid: last_xid(node_health, &gpu.uuid),
         missing_since: None,
         mig_mode: gpu.mig_mode,
         mig_devices: mig_devices(gpu, node_health),
@@ -32,6 +34,16 @@ pub fn device(gpu: &gpu::Gpu, node_health: &NodeHealth) -> GpuDevice {
 fn health(node_health: &NodeHealth, uuids: &[&str]) -> Option<DeviceHealth> {
     let faults = node_health.faults.as_ref()?;
     Some(fault_text::health(faults, uuids, &node_health.rules))
+}
+
+/// Returns the last XID of a GPU.
+fn last_xid(node_health: &NodeHealth, uuid: &str) -> Option<LastXid> {
+    let (xid, time) = node_health.last_xids.last(uuid)?;
+    Some(LastXid {
+        xid,
+        message: gpu::describe_xid(xid).map(|(meaning, _)| meaning.to_owned()),
+        time: Some(Time(time)),
+    })
 }
 
 /// Returns the host driver of virtual GPUs.

@@ -1,6 +1,7 @@
 //! Events that the operator sends: changes only, since status holds the present state.
 
-use gpunode_crds::{ConditionType, GpuNodePolicy, GpuNodePolicyStatus, PolicyMode, Reason};
+use gpunode_crds::{ConditionType, GpuNodePolicy, GpuNodePolicyStatus, GpuNodeStatus, PolicyMode, Reason};
+use gpunode_plan::ConditionsChange;
 use k8s_openapi::{api::core::v1::ObjectReference, apimachinery::pkg::apis::meta::v1::Condition};
 use kube::Resource;
 
@@ -28,6 +29,29 @@ impl OperatorEvent {
             reason: reason.as_str().to_owned(),
             message: format!("{node}: {message}"),
         }
+    }
+
+    /// An event of a node whose recovery annotation has become unreadable with these conditions: people look for the effect of
+    /// the annotation at the node.
+    pub fn of_annotation(node: &str, before: Option<&GpuNodeStatus>, after: Option<&ConditionsChange>) -> Option<Self> {
+        let of = ConditionType::RecoveredAnnotation;
+        let condition = of.find(&after?.conditions)?;
+        let before = before.and_then(|before| of.find(&before.conditions));
+        let is_known = before.is_some_and(|before| before.message == condition.message);
+        (!is_known).then(|| Self {
+            // As kubelets do: `kubectl describe node` looks for events under the name.
+            about: ObjectReference {
+                api_version: Some("v1".to_owned()),
+                kind: Some("Node".to_owned()),
+                name: Some(node.to_owned()),
+                uid: Some(node.to_owned()),
+                ..ObjectReference::default()
+            },
+            node: None,
+            is_warning: true,
+            reason: of.as_str().to_owned(),
+            message: condition.message.clone(),
+        })
     }
 
     /// Conditions worth an event whose status or reason differs between the policy's present status and `after`. None for a
@@ -74,6 +98,7 @@ mod tests {
     use gpunode_crds::GpuNodePolicySpec;
     use gpunode_plan::{AgentUpdate, PolicyOutcome, PolicySet, PolicyTally, policy_status};
     use jiff::Timestamp;
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
     fn policy(spec: &str) -> GpuNodePolicy {
         GpuNodePolicy::new("p", serde_yaml::from_str::<GpuNodePolicySpec>(spec).unwrap())
@@ -145,5 +170,36 @@ mod tests {
             events_after(&mut policy, &PolicyOutcome::conflicted(Reason::KeyOwnedByAnother, "m")),
             []
         );
+    }
+
+    #[test]
+    fn unreadable_annotation_is_an_event_of_the_node_once() {
+        let condition = |message: &str| Condition {
+            type_: ConditionType::RecoveredAnnotation.as_str().to_owned(),
+            status: "False".to_owned(),
+            reason: Reason::Unreadable.as_str().to_owned(),
+            message: message.to_owned(),
+            last_transition_time: Time(Timestamp::UNIX_EPOCH),
+            observed_generation: None,
+        };
+        let after = ConditionsChange {
+            resource_version: "1".to_owned(),
+            conditions: vec![condition("yesterday is no time")],
+        };
+        let event = |before: Option<&str>, after| {
+            let status = GpuNodeStatus {
+                conditions: before.map(condition).into_iter().collect(),
+                ..GpuNodeStatus::default()
+            };
+            OperatorEvent::of_annotation("n", Some(&status), after)
+        };
+        let sent = event(None, Some(&after)).unwrap();
+        assert_eq!(
+            (sent.about.name.as_deref(), sent.message.as_str(), sent.is_warning),
+            (Some("n"), "yesterday is no time", true)
+        );
+        assert!(event(Some("soon is no time"), Some(&after)).is_some());
+        assert_eq!(event(Some("yesterday is no time"), Some(&after)), None);
+        assert_eq!(event(None, None), None);
     }
 }

@@ -2,8 +2,8 @@
 
 use super::amount::HeldAmount;
 use gpunode_crds::{
-    AdvertisedDevice, DeviceHealth, GpuDevice, GpuNode, GpuNodeStatus, HealthState, Holder, MpsDaemonState,
-    SharingStrategy, WaitingDevice,
+    AdvertisedDevice, ConditionType, DeviceHealth, GpuDevice, GpuNode, GpuNodeStatus, HealthState, Holder,
+    MpsDaemonState, Reason, SharingStrategy, WaitingDevice,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde::Serialize;
@@ -54,6 +54,8 @@ pub enum DeviceAvailability {
     Gone,
     /// Its GPU was not seen for less than 15 minutes, or the driver does not answer.
     Missing,
+    /// The agents of the node have released its GPUs, as a label requests.
+    Released,
     /// Faulty. Also the state of a device that the kubelet sees as unhealthy for none of the reasons below.
     Unhealthy,
     /// Not allocated before its MPS control daemon answers.
@@ -76,6 +78,7 @@ impl DeviceAvailability {
         match self {
             Self::Gone => "gone",
             Self::Missing => "missing",
+            Self::Released => "released",
             Self::NoMpsDaemon => "no MPS daemon",
             Self::Waits => "waiting",
             Self::Unhealthy => "unhealthy",
@@ -192,6 +195,7 @@ fn device(
     let state = match offered {
         _ if gpu.is_none() => DeviceAvailability::Gone,
         _ if missing_since.is_some() => DeviceAvailability::Missing,
+        _ if is_released(status) => DeviceAvailability::Released,
         _ if fault.is_some() => DeviceAvailability::Unhealthy,
         _ if mps_daemon == Some(MpsDaemonState::NotAnswering) => DeviceAvailability::NoMpsDaemon,
         _ if waiting.is_some() => DeviceAvailability::Waits,
@@ -221,4 +225,10 @@ fn device(
         waiting,
         mps_daemon,
     }
+}
+
+/// Returns true if the agent has let go of the driver, as a label of the node requests.
+fn is_released(status: &GpuNodeStatus) -> bool {
+    let driver = ConditionType::DriverAvailable.find(&status.conditions);
+    driver.is_some_and(|condition| condition.reason == Reason::Released.as_str())
 }

@@ -31,6 +31,9 @@ pub struct NodeSummary {
     /// True where its agents are asked to release the GPUs.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub released: bool,
+    /// Reason why gpunode cannot read the annotation with which a person confirms a repair.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unreadable_annotation: Option<String>,
     /// Problems, each with the next step.
     pub problems: Vec<String>,
 }
@@ -97,6 +100,8 @@ pub fn summarise_node(gpu_node: &GpuNode, node: Option<&Node>) -> NodeSummary {
 fn state(gpu_node: &GpuNode, node: Option<&Node>, configuration: ConfigurationProgress) -> NodeSummary {
     let devices = DeviceSummary::all(gpu_node);
     let holders_truncated = gpu_node.status.as_ref().is_some_and(|status| status.holders_truncated);
+    let conditions = gpu_node.status.as_ref().map_or(&[][..], |status| &status.conditions);
+    let annotation = ConditionType::RecoveredAnnotation.find(conditions);
     NodeSummary {
         name: gpu_node.name_any(),
         hardware: gpu_node.status.as_ref().and_then(|status| status.hardware.clone()),
@@ -107,6 +112,7 @@ fn state(gpu_node: &GpuNode, node: Option<&Node>, configuration: ConfigurationPr
         holders_truncated,
         configuration,
         released: gpu_node.spec.release,
+        unreadable_annotation: annotation.map(|condition| condition.message.clone()),
         ready: String::new(),
         reason: None,
         message: None,

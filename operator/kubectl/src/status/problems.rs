@@ -36,6 +36,7 @@ pub fn problems(state: &NodeSummary, node: Option<&Node>, known: &BTreeSet<Strin
     differences
         .chain(missing(state))
         .chain(released)
+        .chain(state.unreadable_annotation.clone())
         .chain(faults(state))
         .collect()
 }
@@ -133,5 +134,30 @@ mod tests {
             released.contains("released the GPUs, as requested by node label gpunode.dev/release"),
             "{released}"
         );
+    }
+
+    #[test]
+    fn released_gpus_are_called_so_and_an_unreadable_annotation_is_told() {
+        let condition = |of: &str, reason: &str, message: &str| {
+            json!({"type": of, "status": "False", "reason": reason, "message": message,
+                "lastTransitionTime": "2026-01-02T03:04:05Z"})
+        };
+        let gpu = json!({"index": 0, "uuid": "GPU-0", "product": "T4", "memoryMiB": 1, "health": {"state": "Healthy"}});
+        let resource = json!({"name": "nvidia.com/gpu", "registered": true, "capacity": 1, "allocatable": 0,
+            "devices": [{"device": "GPU-0", "shares": 1, "healthy": 0}]});
+        let conditions = [
+            condition("DriverAvailable", "Released", "released"),
+            condition(
+                "RecoveredAnnotation",
+                "Unreadable",
+                "read annotation \"yesterday\": no time",
+            ),
+        ];
+        let gpu_node = json!({"apiVersion": "gpunode.dev/v1alpha1", "kind": "GpuNode", "metadata": {"name": "n"}, "spec": {},
+            "status": {"gpus": [gpu], "resources": [resource], "conditions": conditions}});
+        assert_eq!(told(&gpu_node), ["read annotation \"yesterday\": no time"]);
+        let object = serde_json::from_value(gpu_node).expect("a GpuNode");
+        let summary = summarise_node(&object, None);
+        assert_eq!(summary.devices[0].state.text(), "released");
     }
 }

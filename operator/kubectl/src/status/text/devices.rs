@@ -69,7 +69,7 @@ fn paint(state: DeviceAvailability) -> anstyle::Style {
         | DeviceAvailability::Missing
         | DeviceAvailability::NoMpsDaemon
         | DeviceAvailability::Unhealthy => style::BAD,
-        DeviceAvailability::Waits | DeviceAvailability::Withheld => style::WAITING,
+        DeviceAvailability::Waits | DeviceAvailability::Withheld | DeviceAvailability::Released => style::WAITING,
         DeviceAvailability::Held | DeviceAvailability::Free | DeviceAvailability::NotOffered => style::PLAIN,
     }
 }
