@@ -27,7 +27,7 @@ pub struct GpuNodePolicyStatus {
     pub observed_generation: Option<i64>,
 
     /// Conditions of the policy. `Ready`, `Reconciling` and `Stalled` follow kstatus; `Conflict` and `Degraded`
-    /// describe single nodes.
+    /// describe single nodes, and `Waiting` says if devices wait for pods.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "crate::conditions::conditions")]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]

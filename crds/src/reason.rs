@@ -16,6 +16,9 @@ pub enum ConditionType {
     Conflict,
     /// At least one matched node is faulty.
     Degraded,
+    /// Devices wait for pods to end before their sharing changes, or the change has not reached every node. False means that
+    /// the change is done. It does not affect `Ready` and `Reconciling`: a long job must not hold up a pipeline.
+    Waiting,
     /// GpuNode: the configuration in `spec` is in force.
     ConfigurationAccepted,
     /// GpuNode: every resource is registered with the kubelet.
@@ -36,12 +39,13 @@ pub enum ConditionType {
 
 impl ConditionType {
     /// Types in `GpuNodePolicy.status`.
-    pub const OF_POLICY: [Self; 5] = [
+    pub const OF_POLICY: [Self; 6] = [
         Self::Ready,
         Self::Reconciling,
         Self::Stalled,
         Self::Conflict,
         Self::Degraded,
+        Self::Waiting,
     ];
 
     /// Types in `GpuNode.status` that the operator writes; the agent of the node writes all others.
@@ -73,6 +77,10 @@ pub enum Reason {
     GpusMissing,
     /// Some nodes are still being updated.
     NodesUpdating,
+    /// Pods hold devices whose sharing is to change.
+    PodsHoldDevices,
+    /// No device waits for a pod to end.
+    NothingWaits,
     /// No update is under way.
     UpToDate,
     /// Some nodes failed.

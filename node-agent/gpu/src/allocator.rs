@@ -9,8 +9,10 @@
 //! | `state` | the data: assignments, desired assignments, held shares |
 //! | `held` | shares that containers hold, observed at the kubelet or allocated since |
 //! | `observation` | an observation of the kubelet, and the holders and pending changes that follow |
+//! | `slices` | changes of the number of time slices, which are no other sharing |
 //! | `switch` | the step of a device to its desired assignment |
 //! | `pending` | devices that wait for that step, and the event that each waits for |
+//! | `device_shares` | the devices of a resource, with the held shares of each |
 //! | `advertised` | the device lists that the kubelet gets |
 //! | `preference` | the best of the available shares for a container |
 //! | `allocation` | the devices that a container gets for the ids that the kubelet picked |
@@ -18,11 +20,13 @@
 
 mod advertised;
 mod allocation;
+mod device_shares;
 mod held;
 mod observation;
 mod pending;
 mod preference;
 mod refusal;
+mod slices;
 mod state;
 mod switch;
 
@@ -88,6 +92,7 @@ impl Allocator {
                 .map(|of| (of.device.uuid, of.assignment))
                 .collect(),
         );
+        slices::resize(&mut self.state);
         adopt(&mut self.state);
     }
 
@@ -113,6 +118,7 @@ impl Allocator {
             switch(&mut self.state, &allocatable);
         }
         adopt(&mut self.state);
+        slices::observe(&mut self.state, started, &allocatable);
     }
 
     /// Sets the devices that no container can get now, by UUID with the reason. All their shares are unhealthy, and their
@@ -136,6 +142,7 @@ impl Allocator {
                 .iter()
                 .any(|resource| self.state.held.holds_resource(resource))
             || !pending::pending_devices(&self.state).is_empty()
+            || slices::is_settling(&self.state)
     }
 
     /// Returns the UUIDs of the devices that are shared by MPS.
@@ -184,7 +191,8 @@ impl Allocator {
         advertised::withhold(&mut self.state, resource)
     }
 
-    /// Returns the devices whose assignment is not the desired one, by index.
+    /// Returns the devices that wait for containers to end, by index: their assignment is not the desired one, or containers
+    /// hold more time slices than the device has.
     pub fn pending_changes(&self) -> Vec<PendingChange> {
         pending::pending_changes(&self.state)
     }

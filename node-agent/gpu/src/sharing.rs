@@ -88,6 +88,17 @@ impl DeviceSharing {
 
     /// Returns the number of the share of the device `uuid` with this id, or none if no share has it.
     pub fn number(&self, uuid: &str, id: &str) -> Option<u32> {
+        self.any_number(uuid, id).filter(|number| *number < self.shares())
+    }
+
+    /// Returns true if `other` differs by the number of time slices alone: ids stay, and a container
+    /// gets the same from each.
+    pub fn is_resize_of(&self, other: &Self) -> bool {
+        matches!((self, other), (Self::TimeSlicing { .. }, Self::TimeSlicing { .. })) && self != other
+    }
+
+    /// Returns the number in the id of a share of the device `uuid`, also one that the device has no longer.
+    pub(crate) fn any_number(&self, uuid: &str, id: &str) -> Option<u32> {
         let rest = id.strip_prefix(uuid)?;
         let separator = match self {
             Self::Whole => return rest.is_empty().then_some(0),
@@ -97,10 +108,7 @@ impl DeviceSharing {
         let digits = rest.strip_prefix(separator)?;
         // One spelling per number: neither `+1` nor `01`.
         let canonical = digits == "0" || !digits.starts_with(['0', '+']);
-        digits
-            .parse()
-            .ok()
-            .filter(|number| canonical && *number < self.shares())
+        digits.parse().ok().filter(|_| canonical)
     }
 
     /// Returns true if all shares of one container have to come from one device.

@@ -66,6 +66,7 @@ pub fn conditions(inputs: StatusInputs<'_>) -> Vec<Condition> {
             served,
         ));
     }
+    conditions.extend(inputs.plugin.map(|plugin| waiting(inputs.snapshot, plugin)));
     conditions
         .into_iter()
         .map(|condition| condition.at(Timestamp::UNIX_EPOCH, &[]))
@@ -148,6 +149,22 @@ fn devices(snapshot: &DeviceSnapshot, health: &NodeHealth, plugin: PluginStatus<
     }
     let message = "every selected device is advertised, or waits for pods to end";
     UntimedCondition::new(of, true, Reason::DevicesOffered, message)
+}
+
+/// Returns the condition of devices that wait for pods to end. It does not make the node unready.
+fn waiting(snapshot: &DeviceSnapshot, plugin: PluginStatus<'_>) -> UntimedCondition {
+    let of = ConditionType::Waiting;
+    if let Some(unknown) = holders_unknown(snapshot, plugin) {
+        return UntimedCondition::new(of, true, Reason::HoldersUnknown, unknown);
+    }
+    let Some(first) = snapshot.pending_changes.first() else {
+        return UntimedCondition::new(of, false, Reason::NothingWaits, "no device waits for a pod to end");
+    };
+    let message = match snapshot.pending_changes.len() {
+        1 => format!("1 device waits: {}", first.message),
+        count => format!("{count} devices wait; {}; status.waiting names all", first.message),
+    };
+    UntimedCondition::new(of, true, Reason::PodsHoldDevices, message)
 }
 
 /// Returns the reason why a selected device is not advertised.

@@ -463,7 +463,7 @@ fn conditions_are_those_last_written_and_go_with_the_policy() {
     let conditions = scene.index.conditions(9);
     assert_eq!(
         (conditions.len(), &conditions[0]),
-        (5, &("p".to_owned(), ConditionType::Ready, true))
+        (6, &("p".to_owned(), ConditionType::Ready, true))
     );
     assert_eq!(scene.index.conditions(0), []);
     scene.delete_policy("p");

@@ -1,49 +1,12 @@
 //! The device lists that the kubelet gets.
 
-use super::state::AllocatorState;
-use crate::{AdvertisedResource, AdvertisedShare, Assignment, Device, DeviceSharing};
+use super::{
+    device_shares::{Availability, DeviceShares, advertised_devices},
+    slices::healthy_slices,
+    state::AllocatorState,
+};
+use crate::{AdvertisedResource, AdvertisedShare, Assignment};
 use std::{cmp::Reverse, collections::BTreeSet};
-
-/// A device as the kubelet knows it now.
-pub struct DeviceShares<'a> {
-    /// UUID of the device.
-    pub uuid: &'a str,
-    /// The device; none if it had left the node before this process started.
-    pub device: Option<&'a Device>,
-    /// Sharing of its assignment.
-    pub sharing: DeviceSharing,
-    /// Use that containers can make of it.
-    pub availability: Availability,
-    /// For each share by number, true if a container holds it.
-    pub held: Vec<bool>,
-}
-
-/// Use that containers can make of a device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Availability {
-    /// Containers can get its free shares.
-    Allocatable,
-    /// Held shares stay; no container gets another one until the device changes.
-    Draining,
-    /// No share is healthy: the device is gone or has a fault.
-    Unavailable,
-}
-
-impl DeviceShares<'_> {
-    /// Returns its place in the list; unknown devices come last.
-    pub fn order(&self) -> (bool, Option<(u32, Option<u32>)>, &str) {
-        (self.device.is_none(), self.device.map(Device::order), self.uuid)
-    }
-
-    /// Returns the number of shares that containers can get.
-    pub fn free(&self) -> usize {
-        if self.availability == Availability::Allocatable {
-            self.held.iter().filter(|held| !**held).count()
-        } else {
-            0
-        }
-    }
-}
 
 /// Returns the lists in the order of the configuration, then those of resources that it no longer has. A resource whose
 /// devices all still have another assignment has an empty list, so that its stream stays.
@@ -88,11 +51,18 @@ fn resource_list(state: &AllocatorState, resource: &str) -> AdvertisedResource {
         .filter(|(_, of)| of.sharing.one_device_per_container())
         .min_by_key(|(at, of)| (Reverse(of.free()), *at))
         .map(|(at, _)| at);
-    let healthy = |at: usize, of: &DeviceShares<'_>, held: bool| match of.availability {
+    // Set while a device has too many time slices.
+    let resized = healthy_slices(state, resource, &devices);
+    let free_slices = |at: usize| resized.as_ref().and_then(|free| free.get(&at));
+    let healthy = |at: usize, of: &DeviceShares<'_>, number: u32, held: bool| match of.availability {
         Availability::Unavailable => false,
         Availability::Draining => held,
         Availability::Allocatable => {
-            held || !withheld || !of.sharing.one_device_per_container() || most_free == Some(at)
+            let is_free = || match free_slices(at) {
+                Some(healthy) => healthy.contains(&number),
+                None => !withheld || !of.sharing.one_device_per_container() || most_free == Some(at),
+            };
+            held || is_free()
         }
     };
     // A kubelet with a topology policy takes the shares of one NUMA node first, even from many devices.
@@ -101,44 +71,32 @@ fn resource_list(state: &AllocatorState, resource: &str) -> AdvertisedResource {
     let nodes: BTreeSet<Option<u32>> = devices.iter().map(node).collect();
     let most = devices.iter().map(|of| of.held.len()).max().unwrap_or_default();
     let mut shares = Vec::with_capacity(devices.iter().map(|of| of.held.len()).sum());
+    let share = |at: usize, of: &DeviceShares<'_>, number: u32, held: bool| AdvertisedShare {
+        id: of.sharing.id(of.uuid, number),
+        healthy: healthy(at, of, number, held),
+        numa_node: node(of).filter(|_| nodes.len() == 1 || !of_one(of)),
+    };
     for (number, row) in (0_u32..).zip(0..most) {
         for (at, of) in devices.iter().enumerate() {
             let Some(held) = of.held.get(row) else { continue };
-            shares.push(AdvertisedShare {
-                id: of.sharing.id(of.uuid, number),
-                healthy: healthy(at, of, *held),
-                numa_node: node(of).filter(|_| nodes.len() == 1 || !of_one(of)),
-            });
+            shares.push(share(at, of, number, *held));
         }
+    }
+    // Slices that a device has no longer are in the list while they are held or healthy.
+    for (at, of) in devices.iter().enumerate() {
+        let free = free_slices(at)
+            .into_iter()
+            .flatten()
+            .filter(|number| **number >= of.sharing.shares());
+        let beyond: BTreeSet<u32> = free.chain(&of.beyond).copied().collect();
+        shares.extend(
+            beyond
+                .into_iter()
+                .map(|number| share(at, of, number, of.beyond.contains(&number))),
+        );
     }
     AdvertisedResource {
         name: resource.to_owned(),
         shares,
-    }
-}
-
-/// Returns the devices assigned to `resource`, by index.
-pub fn advertised_devices<'a>(state: &'a AllocatorState, resource: &str) -> Vec<DeviceShares<'a>> {
-    let of_resource = state.assigned.iter().filter(|(_, of)| of.resource == resource);
-    let mut devices: Vec<DeviceShares<'_>> = of_resource
-        .map(|(uuid, assignment)| DeviceShares {
-            uuid,
-            device: state.devices.get(uuid),
-            sharing: assignment.sharing,
-            availability: availability(state, uuid, assignment),
-            held: state.held.flags(uuid, assignment),
-        })
-        .collect();
-    devices.sort_by(|one, other| one.order().cmp(&other.order()));
-    devices
-}
-
-fn availability(state: &AllocatorState, uuid: &str, assignment: &Assignment) -> Availability {
-    if !state.present.contains(uuid) || state.unavailable_reason(uuid).is_some() {
-        Availability::Unavailable
-    } else if state.desired_assignment(uuid) != Some(assignment) {
-        Availability::Draining
-    } else {
-        Availability::Allocatable
     }
 }

@@ -1,7 +1,7 @@
 //! The devices that a container gets for the ids that the kubelet picked.
 
 use super::{
-    advertised::{Availability, DeviceShares, advertised_devices},
+    device_shares::{Availability, DeviceShares, advertised_devices},
     refusal::AllocationRefusal,
     state::AllocatorState,
 };
@@ -45,15 +45,18 @@ pub fn check(
         let place = places.get(device_of(id)).copied();
         let share = place.and_then(|at| {
             let of = advertised.get_mut(at)?;
-            of.held.get_mut(of.sharing.number(of.uuid, id)? as usize)
+            let number = of.sharing.any_number(of.uuid, id).filter(|number| of.has(*number))?;
+            Some((at, of.held.get_mut(number as usize)))
         });
-        match (place, share) {
-            (Some(at), Some(held)) => {
+        match share {
+            Some((at, held)) => {
                 // The request counts as the only holder of its shares.
-                *held = false;
+                if let Some(held) = held {
+                    *held = false;
+                }
                 *asked.entry(at).or_default() += 1;
             }
-            _ => unknown.push((*id).to_owned()),
+            None => unknown.push((*id).to_owned()),
         }
     }
     if !unknown.is_empty() {

@@ -1,7 +1,7 @@
 //! Shares that containers hold: those observed at the kubelet, and those allocated since.
 
 use super::observation::ContainerShares;
-use crate::{Assignment, device_of};
+use crate::{Assignment, DeviceSharing, device_of};
 use std::{
     collections::{BTreeMap, BTreeSet},
     time::{Duration, Instant},
@@ -160,12 +160,27 @@ impl Held {
         }
         flags
     }
+
+    /// Returns the numbers of held time slices that the device has no longer under `assignment`.
+    pub fn slices_beyond(&self, uuid: &str, assignment: &Assignment) -> BTreeSet<u32> {
+        if !matches!(assignment.sharing, DeviceSharing::TimeSlicing { .. }) {
+            return BTreeSet::new();
+        }
+        let shares = self.by_device.get(uuid).into_iter().flatten();
+        let of_resource = shares.filter(|(resource, _)| *resource == assignment.resource);
+        of_resource
+            .filter_map(|(_, id)| assignment.sharing.any_number(uuid, id))
+            .filter(|number| *number >= assignment.sharing.shares())
+            .collect()
+    }
 }
 
-/// Returns true if there is a share that is not one of `except`.
+/// Returns true if there is a share that is not one of `except`. Time slices beyond its number are its own.
 fn has_other(shares: Option<&BTreeSet<ShareKey>>, uuid: &str, except: Option<&Assignment>) -> bool {
-    let excepted = |(resource, id): &ShareKey| {
-        except.is_some_and(|of| of.resource == *resource && of.sharing.number(uuid, id).is_some())
+    let is_share = |of: &Assignment, id: &str| match of.sharing {
+        DeviceSharing::TimeSlicing { .. } => of.sharing.any_number(uuid, id).is_some(),
+        _ => of.sharing.number(uuid, id).is_some(),
     };
+    let excepted = |(resource, id): &ShareKey| except.is_some_and(|of| of.resource == *resource && is_share(of, id));
     shares.is_some_and(|shares| !shares.iter().all(excepted))
 }

@@ -1,6 +1,6 @@
 //! Devices whose assignment is not the desired one, and the event that each waits for.
 
-use super::{observation::PendingChange, state::AllocatorState};
+use super::{observation::PendingChange, slices::oversized, state::AllocatorState};
 use crate::{Assignment, DeviceSharing, device_of};
 use std::collections::BTreeSet;
 
@@ -17,7 +17,7 @@ pub fn pending_changes(state: &AllocatorState) -> Vec<PendingChange> {
     pending
 }
 
-/// Returns the UUIDs of the devices whose assignment is not the desired one.
+/// Returns the UUIDs of the devices whose assignment is not the desired one, or that have too many time slices.
 pub fn pending_devices(state: &AllocatorState) -> BTreeSet<&str> {
     let (true, Some(desired)) = (state.is_observed(), &state.desired) else {
         return BTreeSet::new();
@@ -28,7 +28,8 @@ pub fn pending_devices(state: &AllocatorState) -> BTreeSet<&str> {
         .filter(|(uuid, now)| desired.get(*uuid) != Some(now))
         .map(|(uuid, _)| uuid);
     let coming = desired.keys().filter(|uuid| !state.assigned.contains_key(*uuid));
-    changing.chain(coming).map(String::as_str).collect()
+    let resized = oversized(state).map(|(uuid, ..)| uuid);
+    changing.chain(coming).map(String::as_str).chain(resized).collect()
 }
 
 /// Returns true if only the kubelet's checkpoint keeps a device from its change. The kubelet writes the checkpoint after
@@ -68,7 +69,16 @@ fn describe(state: &AllocatorState, uuid: &str) -> PendingChange {
         .devices
         .get(uuid)
         .map_or_else(|| uuid.to_owned(), |device| format!("GPU {}", device.index()));
+    let too_many = oversized(state).find(|(device, ..)| *device == uuid);
     let message = match (now, next) {
+        (Some(now), Some(next)) if now == next => match too_many {
+            Some((_, held, number)) => format!(
+                "{name} is {} and pods hold {held} replicas, {} too many, until that many end",
+                AssignmentText(now),
+                held.saturating_sub(number as usize)
+            ),
+            None => format!("{name} is {}", AssignmentText(now)),
+        },
         (Some(now), Some(next)) => format!(
             "{name} stays {} until {until}, then it becomes {}",
             AssignmentText(now),

@@ -3,7 +3,8 @@
 //! The result is advice to the kubelet. An error would fail the pod, so there is always a result.
 
 use super::{
-    advertised::{Availability, DeviceShares, advertised_devices},
+    device_shares::{Availability, DeviceShares, advertised_devices},
+    slices::healthy_slices,
     state::AllocatorState,
 };
 use crate::{CandidateDevice, CandidatePool, DeviceSharing, GpuLoad, ResourceRules, choose, device_of};
@@ -115,7 +116,36 @@ fn stock<'a>(
             None => _ = unknown.insert(id),
         }
     }
-    let supply = |((of, free), picked): ((&DeviceShares<'_>, Free<'a>), usize)| {
+    // While a device has too many time slices, unhealthy ones are not held, and each device gives only what it has room for.
+    // The others come last, as ids of an earlier list.
+    let mut held_slices: Vec<Option<usize>> = vec![None; advertised.len()];
+    if healthy_slices(state, resource, &advertised).is_some() {
+        let requested: BTreeSet<&str> = available
+            .iter()
+            .map(String::as_str)
+            .chain(required.iter().copied())
+            .collect();
+        let all = held_slices.iter_mut().zip(&advertised).zip(&mut free).zip(&picked);
+        for (((held, of), free), picked) in all {
+            let by_others = of.held_ids().filter(|id| !requested.contains(id.as_str())).count();
+            *held = Some(by_others);
+            while by_others + picked + free.len() > of.held.len()
+                && let Some((_, id)) = free.pop_last()
+            {
+                unknown.insert(id);
+            }
+        }
+    }
+    // Of ids that no device should give, those of the device with the fewest holders come first.
+    let load = |id: &str| {
+        let held = places
+            .get(device_of(id))
+            .and_then(|at| held_slices.get(*at).copied().flatten());
+        held.unwrap_or(usize::MAX)
+    };
+    let mut unknown: Vec<(usize, &str)> = unknown.into_iter().map(|id| (load(id), id)).collect();
+    unknown.sort_unstable();
+    let supply = |(((of, free), picked), held): (((&DeviceShares<'_>, Free<'a>), usize), Option<usize>)| {
         let (unsure, sure): (Vec<_>, Vec<_>) = free.into_iter().partition(|((held, _), _)| *held);
         let ids = |free: Vec<((bool, u32), &'a str)>| free.into_iter().map(|(_, id)| id).collect::<VecDeque<_>>();
         let gpu = of
@@ -129,12 +159,18 @@ fn stock<'a>(
             unfit: of.availability != Availability::Allocatable,
             picked,
             // The ids in the request are newer than the last observation of holders.
-            held: of.held.len().saturating_sub(sure.len() + unsure.len() + picked),
+            held: held.unwrap_or_else(|| of.held.len().saturating_sub(sure.len() + unsure.len() + picked)),
             sure: ids(sure),
             unsure: ids(unsure),
         }
     };
-    let supplies: Vec<_> = advertised.iter().zip(free).zip(picked).map(supply).collect();
+    let supplies: Vec<_> = advertised
+        .iter()
+        .zip(free)
+        .zip(picked)
+        .zip(held_slices)
+        .map(supply)
+        .collect();
     let mut loads = vec![GpuLoad::default(); state.scores.gpus()];
     for of in &supplies {
         let Some(load) = of.gpu.and_then(|gpu| loads.get_mut(gpu)) else {
@@ -160,7 +196,7 @@ fn stock<'a>(
     let rules = state.rules.get(resource).copied().unwrap_or_default();
     Stock {
         supplies,
-        unknown: unknown.into_iter().collect(),
+        unknown: unknown.into_iter().map(|(_, id)| id).collect(),
         loads,
         rules,
     }

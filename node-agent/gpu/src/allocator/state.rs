@@ -10,6 +10,15 @@ use std::{
 /// Prefix of the UUIDs of MIG devices.
 const MIG_UUID: &str = "MIG-";
 
+/// Changes of the number of time slices that are not over yet.
+#[derive(Clone, Debug, Default)]
+pub struct Resizes {
+    /// Number of slices of a device before it got fewer, by UUID.
+    pub slices_before: BTreeMap<String, u32>,
+    /// Largest number of held slices of late, by resource, with the time of the observation.
+    pub peaks: BTreeMap<String, (usize, Instant)>,
+}
+
 /// The devices of a node: their assignments, the desired ones, and the shares that containers hold.
 #[derive(Clone, Debug, Default)]
 pub struct AllocatorState {
@@ -35,6 +44,8 @@ pub struct AllocatorState {
     pub unavailable: BTreeMap<String, String>,
     /// Resources with the free shares of one device only.
     pub withheld: BTreeSet<String>,
+    /// Changes of the number of time slices that are not over yet.
+    pub resizes: Resizes,
     /// Start of the newest observation.
     pub observed_at: Option<Instant>,
     /// Start of the first observation that can prove a switch.

@@ -6,6 +6,7 @@ mod divided;
 mod figures;
 mod kubelet;
 mod model;
+mod slices;
 
 use super::*;
 use crate::{AdvertisedShare, Gpu, Inventory, MigDevice, MigInstance, MigMode, desired_devices};

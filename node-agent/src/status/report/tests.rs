@@ -164,6 +164,7 @@ fn a_registered_node_is_ready() {
             "ConfigurationAccepted=True ConfigurationInForce",
             "Registered=True Registered",
             "DevicesOffered=True DevicesOffered",
+            "Waiting=False NothingWaits",
         ]
     );
     assert_eq!(status.hardware.as_deref(), Some("2 x Tesla-T4"));
@@ -236,6 +237,7 @@ fn a_node_without_gpu_says_nothing_of_a_driver() {
             "ConfigurationAccepted=True ConfigurationInForce",
             "Registered=True Registered",
             "DevicesOffered=True DevicesOffered",
+            "Waiting=False NothingWaits",
         ]
     );
     assert!(status.hardware.is_none() && status.gpus.is_empty() && status.resources.is_empty());

@@ -188,7 +188,11 @@ fn waiting(status: &GpuNodeStatus, now: &DesiredDevices, then: &DesiredDevices) 
             .find(|of| of.device.uuid == uuid)
             .map(|of| of.assignment.clone())
     };
-    let differs = |uuid: &str| becomes(uuid, now) != becomes(uuid, then);
+    let differs = |uuid: &str| match (becomes(uuid, now), becomes(uuid, then)) {
+        // Another number of time slices waits for nobody.
+        (Some(now), Some(then)) if now.resource == then.resource && then.sharing.is_resize_of(&now.sharing) => false,
+        (now, then) => now != then,
+    };
     let mut pods: BTreeMap<&str, BTreeSet<String>> = BTreeMap::new();
     for holder in status.holders.iter().filter(|holder| differs(&holder.device)) {
         pods.entry(&holder.device)

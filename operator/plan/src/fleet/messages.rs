@@ -1,6 +1,6 @@
 //! Messages in the status of a policy.
 
-use gpunode_crds::{NodeCounts, named};
+use gpunode_crds::{NodeCounts, NodeWaiting, named};
 use jiff::SignedDuration;
 
 /// Maximum number of nodes that a message names.
@@ -16,6 +16,8 @@ pub const NOT_STALLED: &str = "nothing stops the policy";
 pub const NO_CONFLICT: &str = "no other owner is in the way";
 /// No node failed.
 pub const NO_FAILURE: &str = "no matched node failed";
+/// No device waits for pods.
+pub const NOTHING_WAITS: &str = "no device waits for a pod to end";
 /// The policy matches nothing.
 pub const NO_MATCH: &str = "no node matches";
 
@@ -91,6 +93,26 @@ pub fn not_in_force_on(node: &str, cause: &str, counts: &NodeCounts) -> String {
     )
 }
 
+/// Devices that wait for pods to end, of which `first` is the first.
+pub fn devices_waiting(devices: usize, nodes: usize, first: &NodeWaiting) -> String {
+    let (wait, on) = (
+        plural(devices, "device waits", "devices wait"),
+        plural(nodes, "node", "nodes"),
+    );
+    let pods = match first.pods.len() {
+        0 => "the kubelet".to_owned(),
+        _ => named(first.pods.iter().map(String::as_str), MAX_NAMED),
+    };
+    format!(
+        "{wait} on {on}, first on {} for {pods}; status.waiting names the pods",
+        first.node
+    )
+}
+
+fn plural(count: usize, one: &str, many: &str) -> String {
+    format!("{count} {}", if count == 1 { one } else { many })
+}
+
 /// Policy in force. On `waiting` of the nodes devices wait for their holders; `old` agents are not updated. Nothing of the policy
 /// is left on `lost` ready nodes; `overridden` is the first node with a loss, and the loss.
 pub fn in_force(waiting: usize, old: i32, lost: i32, overridden: Option<(&str, &str)>, counts: &NodeCounts) -> String {
@@ -162,6 +184,19 @@ mod tests {
         assert_eq!(
             nodes_failed("n", "R", "m", &COUNTS),
             "1 of 4 matched nodes failed; n: R: m"
+        );
+        let waiting = |pods: &[&str]| NodeWaiting {
+            node: "n".to_owned(),
+            device: "GPU-1".to_owned(),
+            pods: pods.iter().map(|pod| (*pod).to_owned()).collect(),
+        };
+        assert_eq!(
+            devices_waiting(3, 2, &waiting(&["a/b", "c/d"])),
+            "3 devices wait on 2 nodes, first on n for a/b, c/d; status.waiting names the pods"
+        );
+        assert_eq!(
+            devices_waiting(1, 1, &waiting(&[])),
+            "1 device waits on 1 node, first on n for the kubelet; status.waiting names the pods"
         );
         assert_eq!(
             in_force(1, 0, 1, Some(("n", "label a by policy p (priority 1)")), &COUNTS),

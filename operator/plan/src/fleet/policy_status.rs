@@ -3,9 +3,9 @@
 use crate::{
     fleet::{
         messages::{
-            NO_CHANGE, NO_CONFLICT, NO_FAILURE, NO_MATCH, NOT_STALLED, agents_late, agents_updating, in_force,
-            nodes_conflict, nodes_failed, nodes_updating, not_in_force_on, paused, policy_unreadable, preview_only,
-            rollout_stopped,
+            NO_CHANGE, NO_CONFLICT, NO_FAILURE, NO_MATCH, NOT_STALLED, NOTHING_WAITS, agents_late, agents_updating,
+            devices_waiting, in_force, nodes_conflict, nodes_failed, nodes_updating, not_in_force_on, paused,
+            policy_unreadable, preview_only, rollout_stopped,
         },
         tally::PolicyTally,
     },
@@ -84,14 +84,16 @@ pub fn unreadable_policy_status(
     }
 }
 
-fn conditions(policy: &Policy, tally: &PolicyTally, agents: &AgentUpdate) -> [UntimedCondition; 5] {
+fn conditions(policy: &Policy, tally: &PolicyTally, agents: &AgentUpdate) -> [UntimedCondition; 6] {
     let counts = tally.counts();
     let stop = stopped(policy, tally).or_else(|| late(policy, agents));
     let is_idle = policy.mode != PolicyMode::Enforce || policy.refusal.is_some() || stop.is_some();
     let updating = if is_idle { 0 } else { counts.updating };
     let replaced = if is_idle { None } else { agents_progress(agents) };
+    let ready = ready(policy, tally, agents, &counts, stop.as_ref(), updating);
+    let waiting = waiting(tally, &ready);
     [
-        ready(policy, tally, agents, &counts, stop.as_ref(), updating),
+        ready,
         if updating > 0 {
             let message = updating_message(tally, updating, &counts);
             UntimedCondition::new(ConditionType::Reconciling, true, Reason::NodesUpdating, message)
@@ -117,7 +119,20 @@ fn conditions(policy: &Policy, tally: &PolicyTally, agents: &AgentUpdate) -> [Un
         } else {
             UntimedCondition::new(ConditionType::Degraded, false, Reason::NodesHealthy, NO_FAILURE)
         },
+        waiting,
     ]
+}
+
+/// Returns the condition Waiting. It is False only where the change is done: the policy is in force, and no device waits.
+fn waiting(tally: &PolicyTally, ready: &UntimedCondition) -> UntimedCondition {
+    let condition = |holds, reason, message| UntimedCondition::new(ConditionType::Waiting, holds, reason, message);
+    if let Some((devices, nodes, first)) = tally.waiting_devices() {
+        condition(true, Reason::PodsHoldDevices, devices_waiting(devices, nodes, first))
+    } else if ready.holds {
+        condition(false, Reason::NothingWaits, NOTHING_WAITS.to_owned())
+    } else {
+        condition(true, ready.reason, ready.message.clone())
+    }
 }
 
 /// Returns the condition Ready. Broken nodes do not hold it up, since nobody could wait for them. A node that works does, also

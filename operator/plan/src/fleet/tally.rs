@@ -24,6 +24,8 @@ pub struct PolicyTally {
     overridden: BTreeMap<String, PolicyOverride>,
     /// Number of ready nodes on which nothing of the policy is left.
     lost: usize,
+    /// Number of these devices.
+    waiting_devices: usize,
     /// Rollout over the nodes that the policy governs.
     pub rollout: PolicyRollout,
 }
@@ -55,6 +57,7 @@ impl PolicyTally {
         self.previews
             .extend(preview.as_ref().map(|preview| (node.to_owned(), preview.clone())));
         if !waiting.is_empty() {
+            self.waiting_devices += waiting.len();
             self.waiting.insert(node.to_owned(), waiting.clone());
         }
         if let Some(lost) = overridden {
@@ -79,7 +82,8 @@ impl PolicyTally {
         }
         self.blocked.remove(node);
         self.previews.remove(node);
-        self.waiting.remove(node);
+        let waiting = self.waiting.remove(node).unwrap_or_default();
+        self.waiting_devices = self.waiting_devices.saturating_sub(waiting.len());
         if let Some(lost) = self.overridden.remove(node)
             && lost.is_whole
             && *outcome == PolicyOutcome::Ready
@@ -137,6 +141,12 @@ impl PolicyTally {
         }
         waiting.truncate(MAX_WAITING);
         waiting
+    }
+
+    /// Returns the numbers of such devices and of their nodes, and one device of the first node.
+    pub(crate) fn waiting_devices(&self) -> Option<(usize, usize, &NodeWaiting)> {
+        let first = self.waiting.values().flatten().next()?;
+        Some((self.waiting_devices, self.waiting.len(), first))
     }
 
     /// Counts the nodes with such devices.

@@ -1,0 +1,107 @@
+//! Devices of one resource as the kubelet knows them.
+
+use super::state::AllocatorState;
+use crate::{Assignment, Device, DeviceSharing};
+use std::collections::BTreeSet;
+
+/// A device as the kubelet knows it now.
+pub struct DeviceShares<'a> {
+    /// UUID of the device.
+    pub uuid: &'a str,
+    /// The device; none if it had left the node before this process started.
+    pub device: Option<&'a Device>,
+    /// Sharing of its assignment.
+    pub sharing: DeviceSharing,
+    /// Use that containers can make of it.
+    pub availability: Availability,
+    /// For each share by number, true if a container holds it.
+    pub held: Vec<bool>,
+    /// Numbers of held time slices that the device has no longer.
+    pub beyond: BTreeSet<u32>,
+    /// Number of shares whose ids the kubelet may have.
+    pub known: u32,
+}
+
+/// Use that containers can make of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Availability {
+    /// Containers can get its free shares.
+    Allocatable,
+    /// Held shares stay; no container gets another one until the device changes.
+    Draining,
+    /// No share is healthy: the device is gone or has a fault.
+    Unavailable,
+}
+
+impl DeviceShares<'_> {
+    /// Returns its place in the list; unknown devices come last.
+    pub fn order(&self) -> (bool, Option<(u32, Option<u32>)>, &str) {
+        (self.device.is_none(), self.device.map(Device::order), self.uuid)
+    }
+
+    /// Returns true if the device has a share with this number, or had one that the kubelet may still pick.
+    pub fn has(&self, number: u32) -> bool {
+        number < self.known || self.beyond.contains(&number)
+    }
+
+    /// Returns the ids of held shares.
+    pub fn held_ids(&self) -> impl Iterator<Item = String> {
+        let flagged = (0_u32..)
+            .zip(&self.held)
+            .filter(|(_, held)| **held)
+            .map(|(number, _)| number);
+        let numbers = flagged.chain(self.beyond.iter().copied());
+        numbers.map(|number| self.sharing.id(self.uuid, number))
+    }
+
+    /// Returns the number of held shares.
+    pub fn held_count(&self) -> usize {
+        self.held.iter().filter(|held| **held).count() + self.beyond.len()
+    }
+
+    /// Returns the number of shares that containers can get.
+    pub fn free(&self) -> usize {
+        if self.availability == Availability::Allocatable {
+            self.held.iter().filter(|held| !**held).count()
+        } else {
+            0
+        }
+    }
+}
+
+/// Returns the devices assigned to `resource`, by index.
+pub fn advertised_devices<'a>(state: &'a AllocatorState, resource: &str) -> Vec<DeviceShares<'a>> {
+    let of_resource = state.assigned.iter().filter(|(_, of)| of.resource == resource);
+    let mut devices: Vec<DeviceShares<'_>> = of_resource
+        .map(|(uuid, assignment)| DeviceShares {
+            uuid,
+            device: state.devices.get(uuid),
+            sharing: assignment.sharing,
+            availability: availability(state, uuid, assignment),
+            held: state.held.flags(uuid, assignment),
+            beyond: state.held.slices_beyond(uuid, assignment),
+            known: known(state, uuid, assignment.sharing),
+        })
+        .collect();
+    devices.sort_by(|one, other| one.order().cmp(&other.order()));
+    devices
+}
+
+fn availability(state: &AllocatorState, uuid: &str, assignment: &Assignment) -> Availability {
+    if !state.present.contains(uuid) || state.unavailable_reason(uuid).is_some() {
+        Availability::Unavailable
+    } else if state.desired_assignment(uuid) != Some(assignment) {
+        Availability::Draining
+    } else {
+        Availability::Allocatable
+    }
+}
+
+/// Returns the number of shares whose ids the kubelet may have.
+fn known(state: &AllocatorState, uuid: &str, sharing: DeviceSharing) -> u32 {
+    let before = state.resizes.slices_before.get(uuid).copied().unwrap_or_default();
+    match sharing {
+        DeviceSharing::TimeSlicing { replicas } => replicas.max(before),
+        other => other.shares(),
+    }
+}

@@ -1,0 +1,205 @@
+//! Changes of the number of time slices of a device, which are no other sharing: ids stay, and containers keep what they hold.
+//!
+//! More slices are healthy at once. Of fewer, a device keeps those that containers hold. As many free slices of other devices
+//! are withheld as it has too many: the sum that the scheduler sees is the one of the configuration, and stays so while one
+//! container follows another. Thus a pod never comes for a share that was there a moment ago, and the next container gets
+//! a device that has room.
+
+use super::{
+    device_shares::{Availability, DeviceShares, advertised_devices},
+    state::AllocatorState,
+};
+use crate::{DeviceSharing, device_of};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::{Duration, Instant},
+};
+
+/// Time for which the sum of a resource stays after it became too large: a kubelet reports it every 10 s, and the scheduler
+/// binds pods by that report.
+const SETTLE: Duration = Duration::from_secs(12);
+
+/// Gives each device its desired number of time slices at once, where nothing else about it changes.
+pub fn resize(state: &mut AllocatorState) {
+    for (uuid, desired) in state.desired.iter().flatten() {
+        let Some(now) = state
+            .assigned
+            .get_mut(uuid)
+            .filter(|now| now.resource == desired.resource)
+        else {
+            continue;
+        };
+        if desired.sharing.is_resize_of(&now.sharing) {
+            let before = state.resizes.slices_before.entry(uuid.clone()).or_default();
+            *before = now.sharing.shares().max(*before);
+            now.sharing = desired.sharing;
+        }
+    }
+}
+
+/// Forgets numbers of slices of which nothing is left: no container holds a slice, and the kubelet takes none for healthy.
+/// Notes how many slices are held.
+pub fn observe(state: &mut AllocatorState, started: Instant, allocatable: &BTreeSet<(String, String)>) {
+    let assigned = &state.assigned;
+    let is_over = |uuid: &str, resource: &str, id: &str| {
+        assigned.get(uuid).is_some_and(|of| {
+            of.resource == resource
+                && matches!(of.sharing, DeviceSharing::TimeSlicing { .. })
+                && of
+                    .sharing
+                    .any_number(uuid, id)
+                    .is_some_and(|number| number >= of.sharing.shares())
+        })
+    };
+    let left: BTreeSet<&str> = allocatable
+        .iter()
+        .filter(|(resource, id)| is_over(device_of(id), resource, id))
+        .map(|(_, id)| device_of(id))
+        .collect();
+    let held = &state.held;
+    state.resizes.slices_before.retain(|uuid, _| {
+        let beyond = |uuid: &str| {
+            assigned
+                .get(uuid)
+                .is_some_and(|of| !held.slices_beyond(uuid, of).is_empty())
+        };
+        left.contains(uuid.as_str()) || beyond(uuid)
+    });
+    let resources: BTreeSet<String> = state
+        .assigned
+        .values()
+        .filter(|of| matches!(of.sharing, DeviceSharing::TimeSlicing { .. }))
+        .map(|of| of.resource.clone())
+        .collect();
+    let held: BTreeMap<String, usize> = resources
+        .into_iter()
+        .map(|resource| {
+            let held = SliceCount::of(&advertised_devices(state, &resource)).held;
+            (resource, held)
+        })
+        .collect();
+    state.resizes.peaks.retain(|resource, _| held.contains_key(resource));
+    for (resource, held) in held {
+        let peak = state.resizes.peaks.entry(resource).or_insert((held, started));
+        if held >= peak.0 || started.saturating_duration_since(peak.1) >= SETTLE {
+            *peak = (held, started);
+        }
+    }
+}
+
+/// Returns the number of held slices of each device that has too many, with the number that it has.
+pub fn oversized(state: &AllocatorState) -> impl Iterator<Item = (&str, usize, u32)> {
+    state.assigned.iter().filter_map(|(uuid, of)| {
+        let beyond = state.held.slices_beyond(uuid, of).len();
+        let held = state.held.flags(uuid, of).into_iter().filter(|held| *held).count() + beyond;
+        (beyond > 0 && held > of.sharing.shares() as usize).then_some((uuid.as_str(), held, of.sharing.shares()))
+    })
+}
+
+/// Returns true if more slices of a resource are healthy than its devices have, and no container holds them.
+pub fn is_settling(state: &AllocatorState) -> bool {
+    state.resizes.peaks.iter().any(|(resource, (peak, _))| {
+        let count = SliceCount::of(&advertised_devices(state, resource));
+        *peak > count.total.max(count.held)
+    })
+}
+
+/// Returns the free time slices that are healthy, by place of the device and number. None if all free ones are: no container
+/// holds a slice that its device has no longer.
+pub fn healthy_slices(
+    state: &AllocatorState,
+    resource: &str,
+    devices: &[DeviceShares<'_>],
+) -> Option<BTreeMap<usize, BTreeSet<u32>>> {
+    let count = SliceCount::of(devices);
+    let peak = state.resizes.peaks.get(resource).map_or(0, |(peak, _)| *peak);
+    if devices.iter().all(|of| of.beyond.is_empty()) && peak <= count.total {
+        return None;
+    }
+    let mut budget = count.total.max(peak).saturating_sub(count.held);
+    let mut slices: Vec<FreeSlices<'_>> = devices
+        .iter()
+        .enumerate()
+        .filter(|(_, of)| is_sliced(of))
+        .map(|(at, of)| FreeSlices::of(at, of))
+        .collect();
+    // First where there is most room, then on the device with the least too many.
+    while budget > 0
+        && let Some(of) = slices
+            .iter_mut()
+            .filter(|of| of.has_free())
+            .max_by_key(|of| (of.room, std::cmp::Reverse(of.at)))
+    {
+        of.take();
+        budget -= 1;
+    }
+    Some(slices.into_iter().map(|of| (of.at, of.taken)).collect())
+}
+
+/// Sums over the devices of a resource whose time slices containers can get.
+struct SliceCount {
+    /// Slices of the configuration.
+    total: usize,
+    held: usize,
+}
+
+impl SliceCount {
+    fn of(devices: &[DeviceShares<'_>]) -> Self {
+        let sliced = || devices.iter().filter(|of| is_sliced(of));
+        Self {
+            total: sliced().map(|of| of.held.len()).sum(),
+            held: sliced().map(DeviceShares::held_count).sum(),
+        }
+    }
+}
+
+fn is_sliced(of: &DeviceShares<'_>) -> bool {
+    matches!(of.sharing, DeviceSharing::TimeSlicing { .. }) && of.availability == Availability::Allocatable
+}
+
+/// Free slices of one device.
+struct FreeSlices<'a> {
+    at: usize,
+    of: &'a DeviceShares<'a>,
+    /// Number of slices that it has beyond the held and taken ones; negative if those are too many.
+    room: i64,
+    /// Next number to look at.
+    next: u32,
+    taken: BTreeSet<u32>,
+}
+
+impl<'a> FreeSlices<'a> {
+    fn of(at: usize, of: &'a DeviceShares<'a>) -> Self {
+        let count = |shares: usize| i64::try_from(shares).unwrap_or(i64::MAX);
+        let mut free = Self {
+            at,
+            of,
+            room: count(of.held.len()) - count(of.held_count()),
+            next: 0,
+            taken: BTreeSet::new(),
+        };
+        free.skip_held();
+        free
+    }
+
+    fn has_free(&self) -> bool {
+        self.next < self.of.known
+    }
+
+    fn take(&mut self) {
+        self.taken.insert(self.next);
+        self.room -= 1;
+        self.next += 1;
+        self.skip_held();
+    }
+
+    fn skip_held(&mut self) {
+        let is_held = |number: u32| match self.of.held.get(number as usize) {
+            Some(held) => *held,
+            None => self.of.beyond.contains(&number),
+        };
+        while self.has_free() && is_held(self.next) {
+            self.next += 1;
+        }
+    }
+}

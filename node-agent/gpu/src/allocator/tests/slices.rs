@@ -1,0 +1,335 @@
+//! Changes of the number of time slices.
+
+use super::*;
+use std::collections::VecDeque;
+
+const GPU: &str = "nvidia.com/gpu";
+
+/// Four GPUs, each with this number of time slices.
+fn slices(replicas: u32) -> DesiredDevices {
+    let gpus = (0..4).map(|index| Gpu {
+        index,
+        uuid: format!("GPU-{index}"),
+        memory_mib: 4096,
+        ..Gpu::default()
+    });
+    let inventory = Inventory {
+        gpus: gpus.collect(),
+        ..Inventory::default()
+    };
+    let config = format!("resources: [{{name: {GPU}, sharing: {{strategy: TimeSlicing, replicas: {replicas}}}}}]");
+    desired_devices(&inventory, &load(&config).unwrap()).unwrap()
+}
+
+fn test(replicas: u32, holders: &[ContainerShares]) -> AllocatorTest {
+    let mut test = AllocatorTest {
+        allocator: Allocator::default(),
+        now: Instant::now(),
+    };
+    test.allocator.set_desired(slices(replicas));
+    test.observe(holders);
+    test
+}
+
+fn healthy(test: &AllocatorTest) -> Vec<String> {
+    test.healthy().into_iter().map(|(_, id)| id).collect()
+}
+
+fn pods(ids: &[&str]) -> Vec<ContainerShares> {
+    ids.iter().map(|id| holding(id, GPU, &[id])).collect()
+}
+
+#[test]
+fn more_time_slices_are_offered_at_once_also_where_some_are_held() {
+    let held = pods(&["GPU-0::0", "GPU-0::1", "GPU-1::1"]);
+    let mut test = test(2, &held);
+    test.allocator.set_desired(slices(4));
+    assert_eq!(test.count(GPU), Some((16, 16)));
+    assert!(test.allocator.pending_changes().is_empty());
+    test.allocate(GPU, &["GPU-0::3"]).unwrap();
+}
+
+#[test]
+fn of_fewer_time_slices_a_gpu_keeps_what_is_held_and_the_sum_is_the_new_one() {
+    let held = pods(&["GPU-0::0", "GPU-0::1", "GPU-0::2", "GPU-0::3", "GPU-1::3", "GPU-2::0"]);
+    let mut test = test(4, &held);
+    test.allocator.set_desired(slices(2));
+    assert_eq!(test.count(GPU).unwrap().0, 8, "two slices of other GPUs are withheld");
+    let ids = healthy(&test);
+    for pod in &held {
+        assert!(ids.contains(&pod.ids[0]), "{ids:?}");
+    }
+    let [waiting] = test.allocator.pending_changes().try_into().unwrap();
+    assert_eq!(
+        waiting.message,
+        "GPU 0 is nvidia.com/gpu (2 replicas) and pods hold 4 replicas, 2 too many, until that many end"
+    );
+    assert_eq!(waiting.pods.len(), 4);
+    assert!(test.allocator.needs_observation());
+    // The kubelet picked it before it got the list.
+    test.allocate(GPU, &["GPU-3::3"]).unwrap();
+    // The id that is freed is not offered again: another GPU has room.
+    test.observe(&held[1..]);
+    assert_eq!(test.count(GPU).unwrap().0, 8);
+    assert!(!healthy(&test).contains(&"GPU-0::0".to_owned()));
+    test.observe(&held[2..]);
+    assert!(test.allocator.pending_changes().is_empty());
+    for _ in 0..20 {
+        test.observe(&held[4..]);
+    }
+    assert_eq!(
+        test.count(GPU),
+        Some((8, 9)),
+        "GPU-1::3 is held in the place of another"
+    );
+    assert!(!test.allocator.needs_observation());
+}
+
+#[test]
+fn a_container_gets_no_slice_of_a_gpu_that_has_too_many() {
+    let held = pods(&["GPU-0::0", "GPU-0::1", "GPU-0::2", "GPU-1::0"]);
+    let mut test = test(4, &held);
+    test.allocator.set_desired(slices(2));
+    let available = ["GPU-0::3", "GPU-1::1", "GPU-1::2", "GPU-2::3"].map(str::to_owned);
+    let preferred = |size| {
+        let chosen = test.allocator.preferred(GPU, &available, &[], size, &BTreeMap::new());
+        chosen.ids
+    };
+    assert_eq!(preferred(1), ["GPU-1::1"]);
+    assert_eq!(
+        preferred(2),
+        ["GPU-1::1", "GPU-2::3"],
+        "an id of the earlier list, where there is room"
+    );
+    assert_eq!(preferred(4).len(), 4, "as many as the kubelet asks for");
+}
+
+#[test]
+fn a_restarted_agent_keeps_slices_that_the_configuration_no_longer_has() {
+    let held = pods(&["GPU-0::1", "GPU-0::2", "GPU-0::3"]);
+    let mut before = test(4, &held);
+    before.allocator.set_desired(slices(2));
+    let mut test = AllocatorTest {
+        allocator: Allocator::restore(before.allocator.assigned().clone()),
+        now: before.now,
+    };
+    test.allocator.set_desired(slices(2));
+    test.observe(&held);
+    assert_eq!(test.count(GPU).unwrap().0, 8);
+    assert_eq!(test.allocator.pending_changes().len(), 1);
+    let refused = test.allocate(GPU, &["GPU-0::3"]).unwrap_err();
+    assert!(matches!(refused, AllocationRefusal::Held { .. }), "{refused}");
+}
+
+/// A pod of the Deployment.
+#[derive(Clone, Debug)]
+struct Pod {
+    generation: u32,
+    bound: bool,
+    id: Option<String>,
+    /// Time at which it is ready.
+    ready: u64,
+    /// Time at which its containers end; the API server deletes it later.
+    ends: Option<u64>,
+}
+
+/// A Deployment, a scheduler that goes by node status, a kubelet that writes it every 10 s, and the agent. Time is in
+/// hundredths of a second.
+struct Cluster {
+    test: AllocatorTest,
+    start: Instant,
+    clock: u64,
+    replicas: usize,
+    generation: u32,
+    pods: Vec<Pod>,
+    /// Healthy ids that the kubelet has.
+    taken: BTreeSet<String>,
+    reported: usize,
+    rejected: usize,
+    random: u64,
+}
+
+impl Cluster {
+    fn new(seed: u64) -> Self {
+        let test = test(4, &[]);
+        let start = test.now;
+        let mut cluster = Self {
+            test,
+            start,
+            clock: 0,
+            replicas: 14,
+            generation: 0,
+            pods: Vec::new(),
+            taken: BTreeSet::new(),
+            reported: 16,
+            rejected: 0,
+            random: seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1,
+        };
+        cluster.send();
+        cluster
+    }
+
+    fn random(&mut self, below: usize) -> usize {
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        usize::try_from(self.random % u64::try_from(below.max(1)).unwrap()).unwrap()
+    }
+
+    fn send(&mut self) {
+        self.taken = self.test.healthy().into_iter().map(|(_, id)| id).collect();
+    }
+
+    fn held(&self) -> BTreeSet<String> {
+        let running = self
+            .pods
+            .iter()
+            .filter(|pod| pod.ends.is_none_or(|end| end > self.clock));
+        running.filter_map(|pod| pod.id.clone()).collect()
+    }
+
+    fn observe(&mut self) {
+        let held: Vec<String> = self.held().into_iter().collect();
+        self.test.now = self.start + Duration::from_millis(self.clock * 10);
+        self.test.allocator.observe(KubeletObservation {
+            started: self.test.now,
+            holders: pods(&held.iter().map(String::as_str).collect::<Vec<_>>()),
+            allocatable: self.taken.iter().map(|id| (GPU.to_owned(), id.clone())).collect(),
+            checkpoint: BTreeSet::new(),
+        });
+        self.send();
+    }
+
+    /// Admits a pod as the kubelet does.
+    fn admit(&mut self, at: usize) {
+        let held = self.held();
+        let available: Vec<String> = self.taken.difference(&held).cloned().collect();
+        let chosen = self
+            .test
+            .allocator
+            .preferred(GPU, &available, &[], 1, &BTreeMap::new())
+            .ids;
+        self.test.now = self.start + Duration::from_millis(self.clock * 10);
+        let given = chosen
+            .first()
+            .filter(|id| self.test.allocate(GPU, &[id.as_str()]).is_ok());
+        if let Some(id) = given {
+            self.pods[at].id = Some(id.clone());
+            self.pods[at].ready = self.clock + 100;
+        } else {
+            self.rejected += 1;
+            _ = self.pods.remove(at);
+        }
+    }
+
+    fn tick(&mut self) {
+        self.clock += 10;
+        let clock = self.clock;
+        // The API server deletes a pod some time after its containers ended.
+        self.pods.retain(|pod| pod.ends.is_none_or(|end| end + 50 > clock));
+        self.roll();
+        if clock.is_multiple_of(50) {
+            self.observe();
+        }
+        if clock.is_multiple_of(1000) {
+            self.reported = self.taken.len();
+        }
+        let requested = self.pods.iter().filter(|pod| pod.bound).count();
+        if requested < self.reported
+            && let Some(at) = self.pods.iter().position(|pod| !pod.bound && pod.ends.is_none())
+        {
+            self.pods[at].bound = true;
+            self.admit(at);
+        }
+    }
+
+    /// Takes a step of the Deployment: at most a quarter more pods, at most a quarter unavailable.
+    fn roll(&mut self) {
+        let quarter = self.replicas / 4;
+        let alive = |pod: &&Pod| pod.ends.is_none();
+        let of_new = self
+            .pods
+            .iter()
+            .filter(alive)
+            .filter(|pod| pod.generation == self.generation)
+            .count();
+        let all = self.pods.iter().filter(alive).count();
+        let is_rolling = all > of_new;
+        let wanted = self.replicas.saturating_sub(of_new);
+        let room = (self.replicas + if is_rolling { quarter } else { 0 }).saturating_sub(all);
+        for _ in 0..wanted.min(room) {
+            self.pods.push(Pod {
+                generation: self.generation,
+                bound: false,
+                id: None,
+                ready: u64::MAX,
+                ends: None,
+            });
+        }
+        let (clock, generation) = (self.clock, self.generation);
+        loop {
+            let available = self.pods.iter().filter(alive).filter(|pod| pod.ready <= clock).count();
+            let old: Vec<usize> = (0..self.pods.len())
+                .filter(|at| self.pods[*at].ends.is_none() && self.pods[*at].generation < generation)
+                .collect();
+            if old.is_empty() || available + quarter <= self.replicas {
+                break;
+            }
+            let at = old[self.random(old.len())];
+            let end = clock + 100 + u64::try_from(self.random(40)).unwrap();
+            self.pods[at].ends = Some(end);
+        }
+    }
+
+    fn run(&mut self, seconds: u64) {
+        for _ in 0..seconds * 10 {
+            self.tick();
+        }
+    }
+
+    fn scale(&mut self, replicas: usize) {
+        self.replicas = replicas;
+        while self.pods.iter().filter(|pod| pod.ends.is_none()).count() > replicas {
+            let alive: Vec<usize> = (0..self.pods.len())
+                .filter(|at| self.pods[*at].ends.is_none())
+                .collect();
+            let at = alive[self.random(alive.len())];
+            self.pods[at].ends = Some(self.clock + 100);
+        }
+    }
+
+    fn restart(&mut self) {
+        self.generation += 1;
+        self.run(60);
+        let left = self.pods.iter().filter(|pod| pod.generation < self.generation).count();
+        let ready = self.pods.iter().filter(|pod| pod.id.is_some()).count();
+        assert_eq!((left, ready), (0, self.replicas), "the restart ends: {:?}", self.pods);
+    }
+}
+
+#[test]
+fn a_deployment_that_fits_reaches_the_new_number_in_two_restarts_without_a_rejected_pod() {
+    let mut waiting = VecDeque::new();
+    for seed in 1..=12 {
+        let mut cluster = Cluster::new(seed);
+        cluster.run(30);
+        cluster.test.allocator.set_desired(slices(2));
+        cluster.send();
+        cluster.run(30);
+        cluster.scale(8);
+        cluster.run(40);
+        for _ in 0..2 {
+            cluster.restart();
+        }
+        assert_eq!(cluster.rejected, 0, "seed {seed}");
+        waiting.extend(
+            cluster
+                .test
+                .allocator
+                .pending_changes()
+                .into_iter()
+                .map(|of| (seed, of.message)),
+        );
+    }
+    assert!(waiting.is_empty(), "{} wait: {:?}", waiting.len(), waiting.front());
+}
