@@ -219,11 +219,10 @@ impl ClusterIndex {
         }
         if deltas.iter().any(|policy| !same_policy(policy)) || !knew_set {
             self.objects.rebuild_set();
-            let edited = deltas.iter().filter(|policy| !same_policy(policy));
-            self.edited = edited.map(|policy| policy.name.clone()).collect();
-            if !had_synced {
+            if self.has_planned {
                 // The first list is no edit.
-                self.edited.clear();
+                let edited = deltas.iter().filter(|policy| !same_policy(policy));
+                self.edited = edited.map(|policy| policy.name.clone()).collect();
             }
             self.plan_all(now, effects);
             self.edited.clear();

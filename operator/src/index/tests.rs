@@ -495,7 +495,7 @@ fn daemonset_that_something_else_rewrites_is_not_written_again_and_again() {
     scene.set_policy("p", PLUGIN);
     scene.write_daemonset(&name, insist);
     assert!(scene.index.daemonset_write(&name).is_none());
-    scene.set_policy("p", "{nodeSelector: {}, image: another, devicePlugin: {}}");
+    scene.set_policy("p", "{nodeSelector: {}, image: 'image:another', devicePlugin: {}}");
     assert!(matches!(
         scene.index.daemonset_write(&name),
         Some(DaemonSetWrite::Replace(_))
@@ -821,7 +821,9 @@ fn edit_and_deletion_of_a_policy_have_no_grace_and_a_restart_grants_it_where_the
         scene.apply(IndexMessage::Nodes(WatchUpdate::Listed(vec![facts])));
         scene.apply(IndexMessage::GpuNodes(WatchUpdate::Listed(vec![])));
         scene.apply(IndexMessage::DaemonSets(WatchUpdate::Listed(vec![])));
-        scene.apply(IndexMessage::Policies(WatchUpdate::Listed(vec![policy])));
+        scene.apply(IndexMessage::Policies(WatchUpdate::Listed(vec![
+            WatchedPolicy::Readable(Box::new(policy)),
+        ])));
         assert_eq!(patch_at(&mut scene, 1).is_none(), is_kept, "{observed:?}");
     }
 }

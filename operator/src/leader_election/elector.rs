@@ -266,6 +266,8 @@ impl LeaderElector {
     /// Returns the leaders of all installations.
     async fn leaders(&mut self) -> kube::Result<Leaders> {
         let named = ListParams::default().fields(&format!("metadata.name={NAME}"));
+        // The API server filters the Leases of all nodes, so renewals are content with its cache.
+        let named = if self.is_leading() { named.match_any() } else { named };
         let leases = match self.all_leases.list(&named).await {
             Ok(leases) => leases.items,
             Err(kube::Error::Api(status)) if status.code == 403 => {

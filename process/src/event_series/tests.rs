@@ -33,7 +33,7 @@ impl ApiServer {
                     let status = json!({"status": "Failure", "message": "", "reason": "NotFound", "code": 404});
                     return Ok::<_, Infallible>(answer(StatusCode::NOT_FOUND, &status));
                 }
-                let object = json!({"apiVersion": "v1", "kind": "Event", "metadata": {"name": name}});
+                let object = json!({"apiVersion": "events.k8s.io/v1", "kind": "Event", "metadata": {"name": name}});
                 Ok(answer(StatusCode::OK, &object))
             }
         });

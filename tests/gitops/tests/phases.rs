@@ -78,7 +78,7 @@ fn then(field: &str, value: Value) -> GpuNodePolicy {
 fn every_phase_of_a_policy_reads_as_meant() {
     let broken = || PolicyOutcome::failed(Reason::NodeNotReady, "m");
     let refused = "{nodeSelector: {}, devicePlugin: {resources: [{name: nodomain}]}}";
-    let phases = [
+    let phases = vec![
         ("new", fresh(SPEC), "InProgress", "Progressing"),
         ("no node matches", reported(SPEC, &[]), "Current", "Healthy"),
         (

@@ -212,7 +212,7 @@ mod tests {
         POLICY   PRIORITY   MODE      MATCHES   WHY
         v100     100        Enforce   yes       KeyOwnedByAnother: label accelerator is "theirs", not "v100"
         t4       10         Enforce   no        spec.nodeSelector.matchLabels[pool]: wants "b", node has "a"
-        all      0          Enforce   yes       -
+        all      0          Enforce   yes       overridden: label tier by policy v100 (priority 100)
 
         WHAT                                 FROM                                          FIELD                               OVERRIDES               STATE
         label accelerator=v100               v100 (100)                                    spec.labels[accelerator]            -                       label accelerator is "theirs", not "v100"

@@ -17,6 +17,9 @@ enum UnknownField {
     Within(UnknownFields),
 }
 
+/// Sections of the record: objects with labels and taints.
+const SECTIONS: [&str; 3] = ["before", "restored", "conceded"];
+
 impl UnknownFields {
     /// Returns the fields of `text` that are not in `known`, which is everything that this version reads from it.
     pub fn between(text: &str, known: &str) -> Result<Self, serde_json::Error> {
@@ -30,6 +33,8 @@ impl UnknownFields {
     fn of(value: Value, known: &Value) -> Self {
         let field = |(name, value): (String, Value)| {
             let field = match member(known, &name) {
+                // This version writes no section without entries.
+                None if SECTIONS.contains(&name.as_str()) => UnknownField::Within(Self::of(value, &Value::Null)),
                 None => UnknownField::Value(value),
                 Some(known) => UnknownField::Within(Self::of(value, known)),
             };

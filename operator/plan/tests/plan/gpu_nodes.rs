@@ -221,17 +221,15 @@ fn configuration_that_the_agent_cannot_read_is_not_written() {
 #[test]
 fn configuration_goes_to_an_older_agent_that_knows_all_of_it() {
     let mut world = settled();
-    let agent = world
-        .gpu_node
-        .as_mut()
-        .unwrap()
-        .status
-        .as_mut()
-        .unwrap()
-        .agent
-        .as_mut()
-        .unwrap();
-    agent.config_fields = vec!["passDeviceSpecs".to_owned()];
+    let agent = Agent {
+        config_versions: vec![1],
+        config_fields: vec!["passDeviceSpecs".to_owned()],
+        ..Agent::default()
+    };
+    world.gpu_node.as_mut().unwrap().status = Some(GpuNodeStatus {
+        agent: Some(agent),
+        ..GpuNodeStatus::default()
+    });
     let changed = policy("p", "{nodeSelector: {}, devicePlugin: {passDeviceSpecs: false}}");
     assert!(matches!(
         world.plan(&[changed]).gpu_node,

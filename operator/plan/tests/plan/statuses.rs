@@ -46,6 +46,7 @@ fn no_match_is_ready() {
             "Stalled=False UpToDate: nothing stops the policy",
             "Conflict=False NoConflict: no other owner is in the way",
             "Degraded=False NodesHealthy: no matched node failed",
+            "Waiting=False NothingWaits: no device waits for a pod to end",
         ]
     );
     assert_eq!(status.observed_generation, Some(1));
@@ -111,6 +112,7 @@ fn healthy_nodes_on_which_somebody_has_to_act_hold_ready() {
             "Stalled=False UpToDate: nothing stops the policy",
             "Conflict=True KeyOwnedByAnother: 1 of 3 matched nodes conflict; node-2: label a is \"x\", not \"y\"",
             "Degraded=True NodesFailed: 1 of 3 matched nodes failed; node-1: ConfigurationRejected: resources[0]: no",
+            "Waiting=True ConfigurationRejected: in force on 1 of 3 matched nodes; not on node-1: resources[0]: no",
         ]
     );
     assert_eq!(
@@ -228,7 +230,7 @@ fn transition_times_move_only_with_the_status() {
         .iter()
         .map(|it| it.last_transition_time.0.as_second() - now().as_second())
         .collect();
-    assert_eq!(seconds, [60, 60, 0, 0, 0]);
+    assert_eq!(seconds, [60, 60, 0, 0, 0, 60]);
 }
 
 /// Returns the conditions of a policy with nodes at these stages.

@@ -361,7 +361,7 @@ fn write_that_the_watch_brings_first_does_not_count_as_rewritten_by_others() {
     set_ready(&mut scene, "a", false, 1);
     scene.set_policy(
         "p",
-        "{nodeSelector: {}, image: another, devicePlugin: {}, rollout: {maxUnavailable: 1}}",
+        "{nodeSelector: {}, image: 'image:another', devicePlugin: {}, rollout: {maxUnavailable: 1}}",
     );
     let Some(DaemonSetWrite::Replace(sent)) = scene.index.daemonset_write(&name) else {
         panic!("another image")

@@ -82,7 +82,7 @@ spec:
                 while !is_over.load(Ordering::Relaxed) {
                     number += 1;
                     let annotation = format!("contention-{writer}={number}");
-                    let _ = cluster.kubectl(&["annotate", "--overwrite", "node", T4, &annotation]);
+                    let _ = cluster.kubectl(["annotate", "--overwrite", "node", T4, &annotation]);
                 }
             });
         }
