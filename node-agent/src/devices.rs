@@ -4,10 +4,12 @@
 //! |---|---|
 //! | `manager` | allocates devices, behind one lock |
 //! | `state` | state of all devices, pure |
+//! | `served` | detects that another plugin serves a registered resource, pure |
 //! | `advertised` | the device list of one resource |
 //! | `allocation` | environment, mounts and device nodes of a container |
 
 pub mod advertised;
 pub mod allocation;
 pub mod manager;
+pub mod served;
 pub mod state;

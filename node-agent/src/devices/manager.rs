@@ -3,11 +3,13 @@
 //! | module | what it does |
 //! |---|---|
 //! | `shared_state` | the device state behind its lock, with the health published last |
+//! | `served_resources` | the registered resources behind their lock |
 //! | `holders` | asks the kubelet for the holders of devices |
 //! | `daemons` | reads the answers of the MPS control daemons |
 
 mod daemons;
 mod holders;
+mod served_resources;
 mod shared_state;
 
 use crate::{
@@ -15,6 +17,7 @@ use crate::{
     api_server::node_allocatable::NodeReader,
     devices::{
         allocation::{control_nodes, response},
+        served::OtherPluginEvidence,
         state::{DeviceSnapshot, DeviceState},
     },
     driver::utilisation::Utilisation,
@@ -23,10 +26,11 @@ use crate::{
 };
 use daemons::DaemonWatch;
 use gpunode_crds::MpsDaemon;
-use gpunode_gpu::{AllocatedDevices, AllocationRefusal, DeviceHolder};
+use gpunode_gpu::{AdvertisedResource, AllocatedDevices, AllocationRefusal, DeviceHolder};
 use gpunode_process::OnChange;
 use holders::HolderWatch;
 pub use holders::ObservationState;
+use served_resources::ServedResources;
 use shared_state::SharedState;
 use std::{
     collections::BTreeMap,
@@ -75,6 +79,7 @@ pub struct DeviceManager {
     /// Number of changes that the kubelet has been sent.
     published: watch::Sender<u64>,
     holders: HolderWatch,
+    served: ServedResources,
     daemons: DaemonWatch,
 }
 
@@ -86,6 +91,7 @@ impl DeviceManager {
             pass_device_specs: AtomicBool::default(),
             published: watch::Sender::default(),
             holders: HolderWatch::default(),
+            served: ServedResources::default(),
             daemons: DaemonWatch::new(inputs.mps_dir.clone()),
             inputs,
         }
@@ -129,7 +135,7 @@ impl DeviceManager {
 
     /// Keeps the holders of devices up to date. Never returns.
     pub async fn watch_holders(self: Arc<Self>, kubelet: PodResources) {
-        self.holders.run(&self.state, kubelet).await;
+        self.holders.run(&self.state, &self.served, kubelet).await;
     }
 
     /// Keeps the answers of the MPS control daemons up to date. Never returns.
@@ -157,6 +163,26 @@ impl DeviceManager {
         self.holders.observe_now();
     }
 
+    /// Notes that a resource is about to be registered.
+    pub fn begin_serving(&self, resource: &str) {
+        self.served.begin(resource);
+    }
+
+    /// Notes that a resource is no longer registered.
+    pub fn end_serving(&self, resource: &str) {
+        self.served.end(resource);
+    }
+
+    /// Notes a list that the kubelet is sent.
+    pub fn list_sent(&self, list: &Arc<AdvertisedResource>) {
+        self.served.send(list);
+    }
+
+    /// Returns the evidence that another plugin serves a registered resource.
+    pub fn other_plugin(&self, resource: &str) -> Option<OtherPluginEvidence> {
+        self.served.other(resource)
+    }
+
     /// Returns the best of the `available` ids for a container. Always answers.
     pub async fn preferred(&self, resource: &str, available: &[String], must: &[String], size: usize) -> Vec<String> {
         let preferred = self
@@ -181,6 +207,7 @@ impl DeviceManager {
         resource: &str,
         ids: &[String],
     ) -> Result<ContainerAllocateResponse, AllocationRefusal> {
+        self.served.request(resource, ids);
         let deadline = tokio::time::Instant::now() + REFUSAL_TIMEOUT;
         let is_doubtful = self.state.lock().allocator.is_doubtful(resource, ids);
         let mut stale = if is_doubtful {

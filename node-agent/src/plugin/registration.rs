@@ -28,7 +28,7 @@ use crate::{
 use backoff::Backoff;
 use gpunode_process::OnChange;
 use register::register;
-use served::{ForgottenResource, is_served_by_another};
+use served::{ForgottenResource, is_listed, is_served_by_another};
 use std::{
     collections::BTreeSet,
     io,
@@ -48,14 +48,14 @@ const STABLE_AFTER: Duration = Duration::from_secs(30);
 const STREAM_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Pause between two checks of a resource that another plugin serves.
-const SERVED_PAUSE: Duration = Duration::from_secs(10);
+const SERVED_PAUSE: Duration = Duration::from_secs(1);
 
 /// Names of the registered resources and of those that another plugin serves.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RegisteredResources {
     /// Resources with a device list stream to the kubelet.
     pub taken: BTreeSet<String>,
-    /// Resources that another plugin serves, which this agent does not register.
+    /// Resources that another plugin serves, which this agent does not register or has registered before that plugin.
     pub others: BTreeSet<String>,
 }
 
@@ -124,6 +124,10 @@ pub async fn keep_registered(
             registration.logged_reason = reason;
         }
     }
+    registration
+        .kubelet
+        .registered
+        .send_if_modified(|registered| registered.others.remove(&registration.name));
 }
 
 struct RegistrationLoop {
@@ -155,9 +159,7 @@ impl RegistrationLoop {
             }
         };
         let lost = self.registration(&server).await;
-        self.kubelet
-            .registered
-            .send_if_modified(|registered| registered.others.remove(&self.name));
+        self.kubelet.manager.end_serving(&self.name);
         // Stops before the next server starts: kubelets up to 1.36 take the end of an old stream for the end of the
         // new one.
         server.stop().await;
@@ -194,10 +196,12 @@ impl RegistrationLoop {
         self.logged_reason.clear();
         let since = Instant::now();
         let lost = self.until_lost(server, &mut streams, kubelet_id).await;
-        self.kubelet
-            .registered
-            .send_if_modified(|registered| registered.taken.remove(&self.name));
-        if since.elapsed() >= STABLE_AFTER {
+        let mut was_left = false;
+        self.kubelet.registered.send_if_modified(|registered| {
+            was_left = registered.others.contains(&self.name);
+            registered.taken.remove(&self.name)
+        });
+        if since.elapsed() >= STABLE_AFTER || was_left {
             self.backoff = Backoff::default();
         }
         // A kubelet that drops every registration must not be called in a hot loop.
@@ -213,6 +217,7 @@ impl RegistrationLoop {
             self.until_free(server).await?;
             // Read before the call, to notice a kubelet that restarts during it.
             let kubelet_id = FileId::of(&self.kubelet_socket);
+            self.kubelet.manager.begin_serving(&self.name);
             let result = tokio::select! {
                 result = self.register(server.socket()) => result,
                 () = until_stopped(self.stop.clone()) => return Err(RegistrationLost::Stopped),
@@ -245,12 +250,12 @@ impl RegistrationLoop {
 
     /// Waits until no other plugin serves the resource.
     async fn until_free(&mut self, server: &PluginServer) -> Result<(), RegistrationLost> {
+        let mut kubelet_id = FileId::of(&self.kubelet_socket);
+        let mut is_taken = tokio::select! {
+            is_taken = is_served_by_another(&self.kubelet.pod_resources, &self.name) => is_taken,
+            () = until_stopped(self.stop.clone()) => return Err(RegistrationLost::Stopped),
+        };
         loop {
-            let kubelet_id = FileId::of(&self.kubelet_socket);
-            let is_taken = tokio::select! {
-                is_taken = is_served_by_another(&self.kubelet.pod_resources, &self.name) => is_taken,
-                () = until_stopped(self.stop.clone()) => return Err(RegistrationLost::Stopped),
-            };
             let others = &self.kubelet.registered;
             if !is_taken {
                 if others.send_if_modified(|registered| registered.others.remove(&self.name)) {
@@ -271,10 +276,16 @@ impl RegistrationLoop {
             if !server.is_reachable() {
                 return Err(RegistrationLost::retry("the socket is gone"));
             }
+            kubelet_id = FileId::of(&self.kubelet_socket);
+            is_taken = tokio::select! {
+                listed = is_listed(&self.kubelet.pod_resources, &self.name) => listed.unwrap_or(true),
+                () = until_stopped(self.stop.clone()) => return Err(RegistrationLost::Stopped),
+            };
         }
     }
 
-    /// Waits until the registration is lost.
+    /// Waits until the registration is lost. Leaves the resource to a plugin that registers it later: this agent's stream
+    /// stays open, because kubelets up to 1.36 take its end for the end of the other plugin.
     async fn until_lost(
         &mut self,
         server: &PluginServer,
@@ -298,12 +309,44 @@ impl RegistrationLoop {
             tokio::select! {
                 _ = changes.changed() => {}
                 _ = streams.changed() => {}
-                _ = observations.changed() => if self.is_forgotten(&observations.borrow_and_update()) {
-                    return RegistrationLost::retry("the kubelet has forgotten the resource");
-                },
+                _ = observations.changed() => {
+                    let lost = self.lost_by(&observations.borrow_and_update(), server);
+                    if let Some(reason) = lost {
+                        return RegistrationLost::retry(reason);
+                    }
+                }
                 () = until_stopped(self.stop.clone()) => return RegistrationLost::Stopped,
             }
         }
+    }
+
+    /// Returns the reason to register again after an observation of the kubelet, which may also show another plugin.
+    fn lost_by(&mut self, observation: &ObservationState, server: &PluginServer) -> Option<&'static str> {
+        let other = self.kubelet.manager.other_plugin(&self.name);
+        let is_left = other.is_some();
+        let changes = self.kubelet.registered.send_if_modified(|registered| {
+            let (from, to) = (&mut registered.taken, &mut registered.others);
+            let (from, to) = if is_left { (from, to) } else { (to, from) };
+            from.remove(&self.name) && to.insert(self.name.clone())
+        });
+        match other {
+            Some(evidence) if changes => {
+                let reason = "ServedByAnother";
+                warn!(
+                    resource = self.name,
+                    reason, %evidence, "another plugin on this node registered the resource after gpunode; leaving it to that plugin"
+                );
+            }
+            None if changes => info!(resource = self.name, "no other plugin serves the resource any more"),
+            _ => {}
+        }
+        server.hold_lists(is_left);
+        if !is_left {
+            let is_forgotten = self.is_forgotten(observation);
+            return is_forgotten.then_some("the kubelet has forgotten the resource");
+        }
+        let has_ended = observation.error.is_none() && !observation.allocatable.contains(&self.name);
+        has_ended.then_some("the other plugin has ended")
     }
 
     fn is_forgotten(&mut self, observation: &ObservationState) -> bool {

@@ -46,6 +46,7 @@ pub struct PluginServer {
     socket: PathBuf,
     id: Option<FileId>,
     streams: watch::Receiver<StreamCounts>,
+    held: watch::Sender<bool>,
     stop: watch::Sender<bool>,
     task: JoinHandle<()>,
 }
@@ -59,10 +60,12 @@ impl PluginServer {
     ) -> io::Result<Self> {
         let listener = UnixListener::bind(socket)?;
         let (stop, stopped) = watch::channel(false);
+        let (held, lists_held) = watch::channel(false);
         let (streams, stream_counts) = watch::channel(StreamCounts::default());
         let service = DevicePluginService {
             advertised,
             streams,
+            held: lists_held,
             stopped: stopped.clone(),
             manager,
         };
@@ -79,6 +82,7 @@ impl PluginServer {
             socket: socket.to_owned(),
             id: FileId::without_time(socket),
             streams: stream_counts,
+            held,
             stop,
             task,
         })
@@ -97,6 +101,12 @@ impl PluginServer {
     /// Returns the numbers of streams, as they change.
     pub fn streams(&self) -> watch::Receiver<StreamCounts> {
         self.streams.clone()
+    }
+
+    /// Holds new lists back while another plugin serves the resource: up to 1.36 a kubelet takes a list on an open stream
+    /// for that of the newest plugin. Sends the list again when the hold ends.
+    pub fn hold_lists(&self, hold: bool) {
+        self.held.send_if_modified(|held| std::mem::replace(held, hold) != hold);
     }
 
     /// Removes the socket, ends the streams and waits briefly for calls in progress.
@@ -134,6 +144,7 @@ pub async fn until_stopped(mut stopped: watch::Receiver<bool>) {
 struct DevicePluginService {
     advertised: watch::Receiver<AdvertisedList>,
     streams: watch::Sender<StreamCounts>,
+    held: watch::Receiver<bool>,
     stopped: watch::Receiver<bool>,
     manager: Arc<DeviceManager>,
 }
@@ -141,6 +152,10 @@ struct DevicePluginService {
 /// One `ListAndWatch` stream.
 struct ListStream {
     advertised: watch::Receiver<AdvertisedList>,
+    /// True while lists are held back.
+    held: watch::Receiver<bool>,
+    /// True if lists were held back since the last list.
+    was_held: bool,
     stopped: watch::Receiver<bool>,
     streams: watch::Sender<StreamCounts>,
     sent: Option<AdvertisedList>,
@@ -148,15 +163,19 @@ struct ListStream {
 }
 
 impl ListStream {
-    /// Returns the next list that differs from the last one sent; none when the server stops.
+    /// Returns the first list, and then each that differs from the last one sent, unless lists are held back; none when the
+    /// server stops.
     async fn next(&mut self) -> Option<ListAndWatchResponse> {
         loop {
+            let is_held = *self.held.borrow_and_update();
+            self.was_held |= is_held;
             let advertised = self.advertised.borrow_and_update().clone();
-            let is_new = self
-                .sent
-                .as_ref()
-                .is_none_or(|sent| sent.resource != advertised.resource || sent.resend < advertised.resend);
-            if is_new {
+            let is_due = self.sent.as_ref().is_none_or(|sent| {
+                let is_new = sent.resource != advertised.resource || sent.resend < advertised.resend;
+                !is_held && (is_new || self.was_held)
+            });
+            if is_due {
+                self.was_held = is_held;
                 if self.sent.is_none() {
                     self.streams.send_modify(|streams| streams.opened += 1);
                 }
@@ -172,6 +191,7 @@ impl ListStream {
             }
             tokio::select! {
                 changed = self.advertised.changed() => changed.ok()?,
+                changed = self.held.changed() => changed.ok()?,
                 () = until_stopped(self.stopped.clone()) => return None,
             }
         }
@@ -220,12 +240,21 @@ impl DevicePlugin for DevicePluginService {
     async fn list_and_watch(&self, _: Request<Empty>) -> Result<Response<Self::ListAndWatchStream>, Status> {
         let state = ListStream {
             advertised: self.advertised.clone(),
+            held: self.held.clone(),
+            was_held: false,
             stopped: self.stopped.clone(),
             streams: self.streams.clone(),
             sent: None,
             metrics: self.manager.metrics().clone(),
         };
-        let lists = stream::unfold(state, |mut state| async move { Some((Ok(state.next().await?), state)) });
+        let manager = self.manager.clone();
+        let lists = stream::unfold((state, manager), |(mut state, manager)| async move {
+            let list = state.next().await?;
+            if let Some(sent) = &state.sent {
+                manager.list_sent(&sent.resource);
+            }
+            Some((Ok(list), (state, manager)))
+        });
         Ok(Response::new(Box::pin(lists)))
     }
 

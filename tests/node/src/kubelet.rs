@@ -1,7 +1,8 @@
 //! A fake kubelet: the device manager's side of the device plugin API, with the rules of a real one (1.31 to 1.36).
 //!
 //! It calls back inside Register, ignores the options of the request, removes every socket when it starts, never
-//! reconnects, and lets the newest registration of a resource win. What containers hold outlives a restart, as with a
+//! reconnects, and lets the newest registration of a resource win: the streams of earlier ones stay open, their lists
+//! count, and the end of any of them ends the newest. What containers hold outlives a restart, as with a
 //! kubelet's checkpoint.
 
 mod admission;
@@ -44,6 +45,8 @@ type Client = DevicePluginClient<Channel>;
 struct State {
     endpoints: BTreeMap<String, Endpoint>,
     clients: BTreeMap<String, (Client, JoinHandle<()>)>,
+    /// Streams of plugins whose resource another plugin has registered since.
+    replaced: Vec<JoinHandle<()>>,
     messages: BTreeMap<String, Vec<ListMessage>>,
     /// Times at which streams ended, by resource.
     ends: BTreeMap<String, Vec<Instant>>,
@@ -83,7 +86,10 @@ impl FakeKubelet {
             server.abort();
         }
         let mut state = self.lock();
-        for (_, stream) in std::mem::take(&mut state.clients).into_values() {
+        let newest = std::mem::take(&mut state.clients)
+            .into_values()
+            .map(|(_, stream)| stream);
+        for stream in newest.chain(std::mem::take(&mut state.replaced)) {
             stream.abort();
         }
         for endpoint in state.endpoints.values_mut() {

@@ -74,7 +74,7 @@ impl DevicePlugin for Plugin {
     }
 }
 
-/// A plugin that serves one healthy device `another` of a resource, until it is dropped.
+/// A plugin that serves healthy devices of a resource, until it is dropped.
 #[derive(Debug)]
 pub struct OtherPlugin {
     server: JoinHandle<()>,
@@ -82,14 +82,19 @@ pub struct OtherPlugin {
 }
 
 impl OtherPlugin {
-    /// Registers it with the kubelet of a folder of device plugins.
+    /// Registers it with the kubelet of a folder of device plugins, with one device `another`.
     pub async fn register(folder: &Path, resource: &str) -> Result<Self> {
-        let device = Device {
-            id: "another".to_owned(),
+        Self::register_ids(folder, resource, &["another".to_owned()]).await
+    }
+
+    /// Registers it with these devices.
+    pub async fn register_ids(folder: &Path, resource: &str, ids: &[String]) -> Result<Self> {
+        let device = |id: &String| Device {
+            id: id.clone(),
             health: "Healthy".to_owned(),
             topology: None,
         };
-        let (devices, listed) = watch::channel(vec![device]);
+        let (devices, listed) = watch::channel(ids.iter().map(device).collect());
         let socket = folder.join("another.sock");
         _ = std::fs::remove_file(&socket);
         let incoming = UnixListenerStream::new(UnixListener::bind(socket)?);

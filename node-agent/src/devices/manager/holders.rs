@@ -1,6 +1,6 @@
 //! Asks the kubelet for the holders of devices.
 
-use super::shared_state::SharedState;
+use super::{served_resources::ServedResources, shared_state::SharedState};
 use crate::kubelet::podresources::PodResources;
 use gpunode_process::OnChange;
 use std::{
@@ -15,6 +15,8 @@ use tracing::{info, warn};
 
 /// Pause between two observations while a change waits for their result.
 const BUSY: Duration = Duration::from_millis(500);
+/// Pause between two observations while another plugin may serve a resource.
+const DOUBTFUL: Duration = Duration::from_secs(1);
 /// Pause between two observations otherwise.
 const IDLE: Duration = Duration::from_secs(10);
 /// Minimum pause: the kubelet takes 100 calls a second from all its clients together, and an observation is two.
@@ -77,17 +79,23 @@ impl HolderWatch {
     }
 
     /// Asks the kubelet again and again. Never returns.
-    pub async fn run(&self, state: &SharedState, kubelet: PodResources) {
+    pub async fn run(&self, state: &SharedState, served: &ServedResources, kubelet: PodResources) {
         let mut errors = OnChange::default();
         loop {
-            let error = self.observe(state, &kubelet).await;
+            let error = self.observe(state, served, &kubelet).await;
             if error.is_none() && errors.clear() {
                 info!("the kubelet answers again which pod holds which device");
             } else if let Some(error) = errors.set(error) {
                 warn!(error, "cannot read which pod holds which device; retrying");
             }
             sleep(LEAST).await;
-            let pause = if state.lock().is_busy() { BUSY } else { IDLE };
+            let pause = if state.lock().is_busy() {
+                BUSY
+            } else if served.are_doubtful() {
+                DOUBTFUL
+            } else {
+                IDLE
+            };
             tokio::select! {
                 () = sleep(pause.saturating_sub(LEAST)) => {}
                 () = self.observe_now.notified() => {}
@@ -97,7 +105,7 @@ impl HolderWatch {
     }
 
     /// Asks the kubelet once, and publishes the result. Returns the error.
-    async fn observe(&self, state: &SharedState, kubelet: &PodResources) -> Option<String> {
+    async fn observe(&self, state: &SharedState, served: &ServedResources, kubelet: &PodResources) -> Option<String> {
         match kubelet.observe().await {
             Ok(observation) => {
                 let started = Some(observation.started);
@@ -106,6 +114,7 @@ impl HolderWatch {
                     .iter()
                     .map(|(resource, _)| resource.clone())
                     .collect();
+                served.observe(&observation);
                 state.change(|state| state.observe(observation));
                 self.observed.send_replace(ObservationState {
                     started,

@@ -15,18 +15,22 @@ const FORGOTTEN_AFTER: Duration = Duration::from_secs(10);
 /// Longest such time, for a kubelet that still does not list the resource after a new registration.
 const MAX_FORGOTTEN_AFTER: Duration = Duration::from_mins(10);
 
+/// Returns true if the kubelet has healthy devices of a resource; none if it refuses to answer, as with its rate limit.
+pub async fn is_listed(kubelet: &PodResources, resource: &str) -> Option<bool> {
+    match kubelet.allocatable().await {
+        Ok(allocatable) => Some(allocatable.iter().any(|(name, _)| name == resource)),
+        Err(PodResourcesError::Refused { .. }) => None,
+        Err(_) => Some(false),
+    }
+}
+
 /// Returns true if the kubelet has healthy devices of a resource that this agent has not registered. A kubelet that
 /// does not answer counts as having none: it accepts any registration.
 pub async fn is_served_by_another(kubelet: &PodResources, resource: &str) -> bool {
     let (mut is_served, mut pause) = (false, FIRST_PAUSE);
     let checks = async {
         loop {
-            match kubelet.allocatable().await {
-                Ok(allocatable) => is_served = allocatable.iter().any(|(name, _)| name == resource),
-                // The kubelet's rate limit: the earlier answer stands.
-                Err(PodResourcesError::Refused { .. }) => {}
-                Err(_) => is_served = false,
-            }
+            is_served = is_listed(kubelet, resource).await.unwrap_or(is_served);
             if !is_served {
                 return;
             }

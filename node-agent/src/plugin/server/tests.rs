@@ -1,4 +1,4 @@
-//! A figure of `docs/benchmarks.md`; `make bench` prints it.
+//! The list stream, and a figure of `docs/benchmarks.md`, which `make bench` prints.
 
 use super::*;
 use crate::devices::state::DeviceState;
@@ -66,6 +66,8 @@ async fn build(key: &str, document: &str, shares: usize) {
     let (streams, stopped) = (watch::Sender::default(), watch::channel(false).1);
     let mut stream = ListStream {
         advertised,
+        held: watch::channel(false).1,
+        was_held: false,
         stopped,
         streams,
         sent: None,
@@ -88,6 +90,40 @@ async fn build(key: &str, document: &str, shares: usize) {
     let [median, p99, max] = [50, 99, 100].map(|share| times[(LISTS * share / 100).min(LISTS - 1)]);
     println!("{key}: median {median:?}, p99 {p99:?}, maximum {max:?} of {LISTS}");
     println!("figure: {key} | {:.3} | ms", p99.as_secs_f64() * 1000.0);
+}
+
+#[tokio::test]
+async fn lists_that_are_held_back_come_when_the_hold_ends() {
+    let list = |resend| AdvertisedList {
+        resend,
+        ..AdvertisedList::default()
+    };
+    let (lists, advertised) = watch::channel(list(0));
+    let ((held, lists_held), (_stop, stopped)) = (watch::channel(false), watch::channel(false));
+    let mut stream = ListStream {
+        advertised,
+        held: lists_held,
+        was_held: false,
+        stopped,
+        streams: watch::Sender::default(),
+        sent: None,
+        metrics: AgentMetrics::new(),
+    };
+    let pause = Duration::from_millis(20);
+    assert!(timeout(pause, stream.next()).await.unwrap().is_some());
+    held.send_replace(true);
+    lists.send_replace(list(1));
+    assert!(timeout(pause, stream.next()).await.is_err(), "the list is held back");
+    held.send_replace(false);
+    assert!(timeout(pause, stream.next()).await.unwrap().is_some());
+    held.send_replace(true);
+    assert!(timeout(pause, stream.next()).await.is_err());
+    held.send_replace(false);
+    assert!(
+        timeout(pause, stream.next()).await.unwrap().is_some(),
+        "the same list comes again"
+    );
+    assert!(timeout(pause, stream.next()).await.is_err(), "and only once");
 }
 
 #[tokio::test]

@@ -6,7 +6,7 @@ use crate::{
 };
 use anyhow::{Context as _, Result, ensure};
 use gpunode_e2e::{HandOvers, KubeletLog, Lab, NAMESPACE, NodeWatch, T4, condition, eventually};
-use gpunode_node_tests::OtherPlugin;
+use gpunode_node_tests::{OtherPlugin, Stopwatch};
 use std::{path::PathBuf, time::Duration};
 use tokio::runtime::{Builder, Runtime};
 
@@ -311,6 +311,43 @@ fn a_resource_of_another_plugin_is_left_to_it_and_said() -> Result<()> {
     let other = runtime.block_on(OtherPlugin::register(&device_plugins(&lab)?, GPU))?;
     lab.await_allocatable(T4, GPU, 1)?;
     let change = lab.begin(&samples::policy(POLICY)?)?;
+    await_served_by_another(&lab)?;
+    assert_eq!(lab.allocatable(T4, GPU)?, 1, "nobody takes it away");
+    lab.await_plugin(T4)?;
+    drop(other);
+    lab.await_allocatable(T4, GPU, UNITS)?;
+    change.check()?;
+    await_served_by_another_no_more(&lab)
+}
+
+#[test]
+#[ignore = "needs the local cluster: make test"]
+fn a_plugin_that_registers_later_is_said_and_followed_within_two_seconds() -> Result<()> {
+    let lab = Lab::enter()?;
+    let before = steady(&lab)?;
+    let runtime = runtime()?;
+    let other = runtime.block_on(OtherPlugin::register(&device_plugins(&lab)?, GPU))?;
+    await_served_by_another(&lab)?;
+    lab.await_allocatable(T4, GPU, 1)?;
+    let (log, watch) = (KubeletLog::from_now(&lab, T4)?, Stopwatch::start());
+    drop(other);
+    lab.await_allocatable(T4, GPU, UNITS)?;
+    let gap = log
+        .gaps(GPU)?
+        .into_iter()
+        .max()
+        .context("the kubelet's log has no gap")?;
+    ensure!(
+        gap < Duration::from_secs(2) + watch.stalled(),
+        "the node had no devices for {gap:?}"
+    );
+    await_served_by_another_no_more(&lab)?;
+    allocates_a_gpu(&lab, "after-another")?;
+    assert_eq!(running(&lab)?, before);
+    Ok(())
+}
+
+fn await_served_by_another(lab: &Lab) -> Result<()> {
     eventually("the GpuNode says who serves the resource", LIMIT, || {
         let object = lab.get(&["gpunode", T4])?;
         let served = condition(&object, "ResourceServedByAnother");
@@ -324,12 +361,10 @@ fn a_resource_of_another_plugin_is_left_to_it_and_said() -> Result<()> {
             "it says {served}"
         );
         Ok(())
-    })?;
-    assert_eq!(lab.allocatable(T4, GPU)?, 1, "nobody takes it away");
-    lab.await_plugin(T4)?;
-    drop(other);
-    lab.await_allocatable(T4, GPU, UNITS)?;
-    change.check()?;
+    })
+}
+
+fn await_served_by_another_no_more(lab: &Lab) -> Result<()> {
     eventually("the GpuNode says no more that another serves it", LIMIT, || {
         let object = lab.get(&["gpunode", T4])?;
         let conditions = &object["status"]["conditions"];

@@ -33,19 +33,21 @@ impl Registration for Registrar {
             .await
             .map_err(|e| Status::unknown(format!("{e:#}")))?;
         client.get_device_plugin_options(Empty {}).await?;
+        // Before the first list.
+        let mut state = lock(&self.state);
         let stream = tokio::spawn(list_and_watch(
             client.clone(),
-            request.clone(),
+            request.resource_name.clone(),
             self.state.clone(),
             self.folder.clone(),
         ));
-        let mut state = lock(&self.state);
         let endpoint = state.endpoints.entry(request.resource_name.clone()).or_default();
         endpoint.registrations += 1;
         endpoint.socket = request.endpoint;
-        // The newest wins.
+        // The newest is called from now on. The stream of the one before stays open.
         if let Some((_, old)) = state.clients.insert(request.resource_name, (client, stream)) {
-            old.abort();
+            state.replaced.retain(|stream| !stream.is_finished());
+            state.replaced.push(old);
         }
         Ok(Response::new(Empty {}))
     }
@@ -63,7 +65,7 @@ async fn dial(socket: &Path) -> Result<Client> {
     Ok(DevicePluginClient::new(channel))
 }
 
-async fn list_and_watch(mut client: Client, registration: RegisterRequest, state: Arc<Mutex<State>>, folder: PathBuf) {
+async fn list_and_watch(mut client: Client, resource: String, state: Arc<Mutex<State>>, folder: PathBuf) {
     let Ok(answer) = client.list_and_watch(Empty {}).await else {
         return;
     };
@@ -74,12 +76,8 @@ async fn list_and_watch(mut client: Client, registration: RegisterRequest, state
             at: Instant::now(),
             devices: list.devices.clone(),
         };
-        state
-            .messages
-            .entry(registration.resource_name.clone())
-            .or_default()
-            .push(message);
-        let endpoint = state.endpoints.entry(registration.resource_name.clone()).or_default();
+        state.messages.entry(resource.clone()).or_default().push(message);
+        let endpoint = state.endpoints.entry(resource.clone()).or_default();
         endpoint.connected = true;
         endpoint.lists += 1;
         endpoint.devices = list.devices;
@@ -88,14 +86,13 @@ async fn list_and_watch(mut client: Client, registration: RegisterRequest, state
         }
     }
     let mut state = lock(&state);
-    state
-        .ends
-        .entry(registration.resource_name.clone())
-        .or_default()
-        .push(Instant::now());
-    if let Some(endpoint) = state.endpoints.get_mut(&registration.resource_name)
-        && endpoint.socket == registration.endpoint
-    {
-        endpoint.connected = false;
+    state.ends.entry(resource.clone()).or_default().push(Instant::now());
+    // Up to 1.36 clients have the name of their resource only: the end of an old stream ends the newest plugin's
+    // (`runClient` of handler.go).
+    if let Some((_, newest)) = state.clients.remove(&resource) {
+        newest.abort();
+        if let Some(endpoint) = state.endpoints.get_mut(&resource) {
+            endpoint.connected = false;
+        }
     }
 }

@@ -11,7 +11,7 @@ use crate::{
         },
         registration_client::RegistrationClient,
     },
-    other_plugin::Plugin,
+    other_plugin::{OtherPlugin, Plugin},
 };
 use anyhow::Result;
 use std::{collections::BTreeSet, path::Path};
@@ -232,5 +232,36 @@ async fn pod_resources_fails_on_demand() -> Result<()> {
     bench.kubelet.answer_pod_resources(PodResourcesAnswer::Truth);
     bench.allocatable().await?;
     assert_eq!(bench.kubelet.pod_resources_calls(), 2);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_second_plugin_takes_a_resource_over_and_the_first_keeps_its_stream() -> Result<()> {
+    let bench = Bench::with(&["1"]).await?;
+    let kubelet = &bench.kubelet;
+    let other = OtherPlugin::register(&bench.folder.path().join("device-plugins"), RESOURCE).await?;
+    kubelet.has(RESOURCE, |endpoint| endpoint.ids() == ["another"]).await?;
+    bench.lists.send(devices(&["2"]))?;
+    kubelet.has(RESOURCE, |endpoint| endpoint.ids() == ["2"]).await?;
+    assert!(kubelet.ends(RESOURCE).is_empty());
+    drop(other);
+    kubelet.is_gone(RESOURCE).await?;
+    assert!(bench.allocatable().await?.is_empty());
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_end_of_an_earlier_stream_ends_the_newest_plugin() -> Result<()> {
+    let bench = Bench::with(&["1"]).await?;
+    let folder = bench.folder.path().join("device-plugins");
+    let first = OtherPlugin::register(&folder, RESOURCE).await?;
+    let _second = OtherPlugin::register(&folder, RESOURCE).await?;
+    bench
+        .kubelet
+        .has(RESOURCE, |endpoint| endpoint.ids() == ["another"])
+        .await?;
+    drop(first);
+    bench.kubelet.is_gone(RESOURCE).await?;
+    assert!(bench.allocatable().await?.is_empty());
     Ok(())
 }

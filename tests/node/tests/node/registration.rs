@@ -1,8 +1,8 @@
 //! The agent stays registered, whatever the kubelet does.
 
 use anyhow::Result;
-use gpunode_node_tests::{Agent, FakeKubelet, Node, OtherPlugin, until};
-use std::fs;
+use gpunode_node_tests::{Agent, FakeKubelet, Node, OtherPlugin, Stopwatch, until};
+use std::{fs, time::Duration};
 
 const GPU: &str = "nvidia.com/gpu";
 
@@ -95,12 +95,7 @@ async fn a_resource_of_another_plugin_is_left_to_it_until_that_ends() -> Result<
     agent.await_ready().await?;
     assert_eq!(kubelet.endpoint(GPU).registrations, 1);
     drop(other);
-    // It checks every 10 s.
-    kubelet
-        .has(GPU, |endpoint| {
-            endpoint.registrations == 2 && endpoint.devices.len() == 8
-        })
-        .await?;
+    offers_all_again(&kubelet, 2).await?;
     agent.logs("no other plugin serves the resource any more").await?;
     assert_eq!(agent.logged("ServedByAnother"), 1);
     Ok(())
@@ -109,15 +104,57 @@ async fn a_resource_of_another_plugin_is_left_to_it_until_that_ends() -> Result<
 #[tokio::test]
 async fn a_plugin_that_takes_the_resource_over_is_not_fought() -> Result<()> {
     let node = Node::with_v100()?;
-    let (kubelet, agent, _) = registered(&node).await?;
-    let _other = OtherPlugin::register(&node.device_plugins(), GPU).await?;
+    let (kubelet, agent, socket) = registered(&node).await?;
+    let other = OtherPlugin::register(&node.device_plugins(), GPU).await?;
     agent.logs("ServedByAnother").await?;
     let endpoint = kubelet.endpoint(GPU);
     assert_eq!(
         (endpoint.registrations, endpoint.ids()),
         (2, vec!["another".to_owned()])
     );
+    assert!(
+        kubelet.ends(GPU).is_empty() && node.sockets()?.contains(&socket),
+        "the end of its stream would end the other plugin's"
+    );
+    agent.await_ready().await?;
+    drop(other);
+    offers_all_again(&kubelet, 3).await?;
+    agent.logs("no other plugin serves the resource any more").await?;
+    assert_eq!(agent.logged("ServedByAnother"), 1);
     Ok(())
+}
+
+/// Waits until the agent has made the registration of this number, right after the end of another plugin.
+async fn offers_all_again(kubelet: &FakeKubelet, registrations: usize) -> Result<()> {
+    let watch = Stopwatch::start();
+    kubelet
+        .has(GPU, |endpoint| {
+            endpoint.registrations == registrations && endpoint.devices.len() == 8
+        })
+        .await?;
+    assert!(
+        watch.elapsed() < Duration::from_secs(2),
+        "it took {:?}",
+        watch.elapsed()
+    );
+    Ok(())
+}
+
+/// Ids of whole GPUs are the same in NVIDIA's plugin.
+#[tokio::test]
+async fn a_plugin_with_the_same_ids_is_noticed_by_a_pod_that_it_serves() -> Result<()> {
+    let node = Node::with_v100()?;
+    let (kubelet, agent, _) = registered(&node).await?;
+    kubelet.admit("ours", "main", GPU, 1).await?;
+    // Holders of the first 2 s count as those of an earlier agent.
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let ids = kubelet.endpoint(GPU).ids();
+    let other = OtherPlugin::register_ids(&node.device_plugins(), GPU, &ids).await?;
+    kubelet.admit("theirs", "main", GPU, 1).await?;
+    let line = agent.logs("ServedByAnother").await?;
+    assert!(line.contains("pod default/theirs holds"), "{line}");
+    drop(other);
+    offers_all_again(&kubelet, 3).await
 }
 
 #[tokio::test]
