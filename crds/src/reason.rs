@@ -157,6 +157,10 @@ pub enum Reason {
     HandOverPending,
     /// A value that a person wrote, or a policy of another version, cannot be parsed.
     Unreadable,
+    /// Many nodes lose what a policy wrote that is gone, a part of them each second.
+    RemovalPaced,
+    /// A policy is missing from the list of policies, and nobody saw its deletion.
+    PolicyMissing,
 }
 
 impl Reason {

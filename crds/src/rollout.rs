@@ -17,7 +17,8 @@ const PROGRESS_DEADLINE: SignedDuration = SignedDuration::from_mins(10);
 #[serde(rename_all = "camelCase")]
 pub struct RolloutPace {
     /// Maximum number of Ready nodes that may be changing at a time: a number, or a percentage of the nodes that this
-    /// policy governs, rounded down but at least one. New images follow the same limit. Default: 10%.
+    /// policy governs, rounded down but at least one. New images and new taints with the effect `NoExecute` follow the
+    /// same limit. Default: 10%.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "max_unavailable")]
     #[x_kube(validation = Rule::new("string(self).matches('^([1-9][0-9]{0,4}|([1-9][0-9]?|100)%)$')")
@@ -25,7 +26,8 @@ pub struct RolloutPace {
     pub max_unavailable: Option<IntOrString>,
 
     /// Time in which a node must put a new configuration in force, such as `90s`, `10m` or `1h30m`. A node that was
-    /// Ready and takes longer stops the rollout. Default: 10m.
+    /// Ready and takes longer stops the rollout. Pods that do not tolerate a new taint with the effect `NoExecute` hold
+    /// up further nodes for as long. Default: 10m.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(
         length(min = 2, max = 16),

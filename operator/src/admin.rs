@@ -59,17 +59,22 @@ impl AdminServer {
     /// Numbers of nodes and conditions come from the leader alone.
     fn metrics_answer(&self) -> TextResponse {
         let is_leader = self.leadership.is_current();
-        let (nodes, conditions, outdated) = if is_leader {
-            let outdated = self.index.outdated_discovery();
-            (self.index.node_numbers(), self.index.conditions(), outdated)
+        let (nodes, conditions) = if is_leader {
+            (self.index.node_numbers(), self.index.conditions())
         } else {
-            (Vec::new(), Vec::new(), 0)
+            (Vec::new(), Vec::new())
+        };
+        let (outdated, removal) = if is_leader {
+            (self.index.outdated_discovery(), self.index.removal_nodes())
+        } else {
+            (0, 0)
         };
         self.metrics.set_leader(is_leader);
         self.metrics.set_unreadable_policies(self.index.unreadable_policies());
         self.metrics.set_nodes(nodes);
         self.metrics.set_conditions(conditions);
         self.metrics.set_outdated_discovery(outdated);
+        self.metrics.set_removal_nodes(removal);
         TextResponse::metrics(self.metrics.render())
     }
 }

@@ -13,16 +13,20 @@
 //! | `daemonsets` | live and desired DaemonSets |
 //! | `outcomes` | outcome of each policy on each node, and sums by policy |
 //! | `evictions` | pods to evict, by node |
+//! | `drains` | nodes from which taints evict pods |
+//! | `removals` | removals of what policies wrote that are gone |
 //! | `effects` | consequences of a change: keys to queue, events to send, pods to evict |
 //! | `work` | keys of the work queue, and the write that each needs |
 
 pub mod cache;
 mod daemonsets;
+mod drains;
 pub mod effects;
 pub mod evictions;
 pub mod message;
 mod objects;
 mod outcomes;
+mod removals;
 pub mod watched_policy;
 pub mod work;
 
@@ -31,19 +35,20 @@ use crate::{
     index::{
         cache::{ObjectDelta, Versioned, WriteKind},
         daemonsets::{ALWAYS, DaemonSets},
+        drains::PendingDrains,
         effects::{Effects, QueuedKey},
         evictions::{EvictionKey, PendingEvictions},
         message::{FinishedWrite, IndexMessage, WriteResult, WrittenObject},
         objects::{Objects, PolicyChanges},
         outcomes::{OutcomeChange, OutcomeIndex, PolicyNodeStatuses},
-        watched_policy::UnreadablePolicy,
+        watched_policy::{UnreadablePolicy, deletions},
         work::{DaemonSetWrite, NodeWrite, PlannedWrite, PolicyStatusWrite, UnreadableStatusWrite, WorkKey},
     },
 };
 use gpunode_crds::{ConditionType, GOVERNED_LABEL, GpuNode, GpuNodePolicy, NodeCounts, Reason};
 use gpunode_plan::{
-    AgentPodSettings, DISCOVERY_NAME, NodeFacts, NodePlan, PodEviction, PolicyTally, RejectedPod, RolloutPermit,
-    policies_delete_rejected_pods, policy_daemonset_name, policy_status,
+    AgentPodSettings, DISCOVERY_NAME, NodeDrain, NodeFacts, NodePlan, PodEviction, PolicyTally, RejectedPod,
+    RolloutPermit, policies_delete_rejected_pods, policy_daemonset_name, policy_missing, policy_status, removal_paced,
 };
 use jiff::Timestamp;
 
@@ -60,6 +65,7 @@ pub struct ClusterIndex {
     /// Policies whose rollouts may grant more turns.
     rollouts_to_advance: BTreeSet<String>,
     evictions: PendingEvictions,
+    drains: PendingDrains,
     /// Policies whose edit is being applied: nodes that no longer match lose them at once.
     edited: BTreeSet<String>,
     /// True once every node was planned.
@@ -76,6 +82,7 @@ impl ClusterIndex {
             refusals: HashMap::new(),
             rollouts_to_advance: BTreeSet::new(),
             evictions: PendingEvictions::default(),
+            drains: PendingDrains::default(),
             edited: BTreeSet::new(),
             has_planned: false,
         }
@@ -97,6 +104,7 @@ impl ClusterIndex {
         let had_synced = self.has_synced();
         match message {
             IndexMessage::Policies(update) => {
+                let deleted = deletions(&update);
                 let PolicyChanges {
                     deltas,
                     unreadable,
@@ -110,7 +118,7 @@ impl ClusterIndex {
                     effects.queue(WorkKey::DaemonSet(policy_daemonset_name(&name)));
                     effects.queue(WorkKey::PolicyStatus(name));
                 }
-                self.policies_changed(&deltas, had_synced && !changes_set, now, effects);
+                self.policies_changed(&deltas, &deleted, had_synced && !changes_set, now, effects);
             }
             IndexMessage::Nodes(update) => {
                 let deltas = self.objects.nodes.apply_watch(update);
@@ -131,6 +139,13 @@ impl ClusterIndex {
             }
             IndexMessage::Written(object) => self.apply_written(object, now, effects),
             IndexMessage::Finished(write) => self.apply_finished(write, now, effects),
+            IndexMessage::Drained { node, drain } => {
+                self.objects.set_drained(&node, drain);
+                // If a taint still evicts pods, somebody has to look again.
+                self.drains.put(&node, NodeDrain::default());
+                self.plan(&node, now, effects);
+                self.advance_rollouts(effects);
+            }
         }
     }
 
@@ -155,7 +170,7 @@ impl ClusterIndex {
             }
             WrittenObject::PolicyStatus { returned, sent } => {
                 let delta = self.objects.policies.apply_write(*returned, WriteKind::Update);
-                self.policies_changed(delta.as_slice(), true, now, effects);
+                self.policies_changed(delta.as_slice(), &BTreeSet::new(), true, now, effects);
                 effects
                     .events
                     .extend(OperatorEvent::of_status(&sent.policy, &sent.status));
@@ -174,17 +189,21 @@ impl ClusterIndex {
         match key {
             WorkKey::Node(name) => self.set_node_refusal(name, refusal, now, effects),
             WorkKey::DaemonSet(name) => self.set_daemonset_refusal(&name, refusal.as_deref(), effects),
-            WorkKey::PolicyStatus(_) => {}
+            WorkKey::PolicyStatus(_) | WorkKey::Removal(_) => {}
         }
     }
 
-    /// A node that cannot be written gives its permit to another, so that no rollout waits for it.
+    /// A node that cannot be written gives its permits to others, so that no rollout waits for it.
     fn set_node_refusal(&mut self, name: String, refusal: Option<String>, now: Timestamp, effects: &mut Effects) {
         if refusal.is_some()
             && let Some((policy, rollout)) = self.outcomes.rollout_of(&name)
         {
             rollout.return_permit(&name);
             self.rollouts_to_advance.insert(policy.to_owned());
+        }
+        if refusal.is_some() {
+            let policies = self.outcomes.return_taint_permits(&name);
+            self.rollouts_to_advance.extend(policies);
         }
         if self.refusals.get(&name) != refusal.as_ref() {
             match refusal {
@@ -209,6 +228,7 @@ impl ClusterIndex {
     fn policies_changed(
         &mut self,
         deltas: &[ObjectDelta<GpuNodePolicy>],
+        deleted: &BTreeSet<String>,
         knew_set: bool,
         now: Timestamp,
         effects: &mut Effects,
@@ -223,6 +243,7 @@ impl ClusterIndex {
                 // The first list is no edit.
                 let edited = deltas.iter().filter(|policy| !same_policy(policy));
                 self.edited = edited.map(|policy| policy.name.clone()).collect();
+                self.find_removals(deleted, now, effects);
             }
             self.plan_all(now, effects);
             self.edited.clear();
@@ -269,6 +290,10 @@ impl ClusterIndex {
 
     fn plan_all(&mut self, now: Timestamp, effects: &mut Effects) {
         if self.has_synced() {
+            if !self.has_planned {
+                // Nobody saw what was deleted before.
+                self.find_removals(&BTreeSet::new(), now, effects);
+            }
             for name in self.objects.nodes.names() {
                 self.plan(&name, now, effects);
             }
@@ -283,13 +308,56 @@ impl ClusterIndex {
     /// in which nodes were planned does not matter.
     fn advance_rollouts(&mut self, effects: &mut Effects) {
         for name in std::mem::take(&mut self.rollouts_to_advance) {
-            let (Some(policy), Some(rollout)) = (self.objects.policy(&name), self.outcomes.rollout(&name)) else {
+            let (Some(policy), Some(rollouts)) = (self.objects.policy(&name), self.outcomes.rollouts(&name)) else {
                 continue;
             };
-            for node in rollout.advance(&policy.pace) {
+            for node in rollouts.into_iter().flat_map(|rollout| rollout.advance(&policy.pace)) {
                 effects.queue(WorkKey::Node(node));
             }
         }
+    }
+
+    /// Finds policies that are gone, and queues the removals of what they wrote.
+    fn find_removals(&mut self, deleted: &BTreeSet<String>, now: Timestamp, effects: &mut Effects) {
+        for policy in self.objects.find_removals(deleted, now) {
+            let Some(removal) = self.objects.removals.get_mut(&policy) else {
+                continue;
+            };
+            // A removal from few nodes is done.
+            let Some(next) = removal.next() else { continue };
+            effects.queue_at(WorkKey::Removal(policy.clone()), next);
+            self.tell_missing(&policy, now, effects);
+        }
+    }
+
+    /// Tells that a policy is missing although nobody saw its deletion.
+    fn tell_missing(&self, policy: &str, now: Timestamp, effects: &mut Effects) {
+        let removal = self.objects.removals.get(policy);
+        if let Some(removal) = removal.filter(|removal| removal.is_in_grace(now)) {
+            let message = policy_missing(policy, removal.waiting());
+            let event = OperatorEvent::of_gone_policy(policy, Reason::PolicyMissing, message);
+            effects.events.push(event);
+        }
+    }
+
+    /// Lets the removal of a policy reach the nodes that are due, and queues it for the next ones.
+    fn advance_removal(&mut self, policy: &str, now: Timestamp, effects: &mut Effects) {
+        let Some(removal) = self.objects.removals.get_mut(policy) else {
+            return;
+        };
+        let batch = removal.advance(now);
+        match removal.next() {
+            Some(next) => effects.queue_at(WorkKey::Removal(policy.to_owned()), next),
+            None => effects.queue(WorkKey::DaemonSet(policy_daemonset_name(policy))),
+        }
+        if let Some(total) = batch.begins {
+            let event = OperatorEvent::of_gone_policy(policy, Reason::RemovalPaced, removal_paced(policy, total));
+            effects.events.push(event);
+        }
+        for node in batch.nodes {
+            self.plan(&node, now, effects);
+        }
+        self.advance_rollouts(effects);
     }
 
     /// Plans one node, as before its permit in a rollout, and counts the result.
@@ -301,14 +369,20 @@ impl ClusterIndex {
         }
         self.observe_selection(name, now);
         self.objects.observe_absence(name, now);
-        let Some(plan) = self.objects.plan(RolloutPermit::Withheld, name, now) else {
+        let plan = self.objects.plan(RolloutPermit::Withheld, &BTreeSet::new(), name, now);
+        let Some(plan) = plan else {
             self.refusals.remove(name);
+            self.objects.set_drained(name, NodeDrain::default());
+            self.drains.put(name, NodeDrain::default());
             self.evictions.put(name, BTreeMap::new());
             self.count(name, PolicyNodeStatuses::new(), now, effects);
             return None;
         };
         let evictions = self.objects.evictions(name, &plan);
         effects.evictions.extend(self.evictions.put(name, evictions));
+        if self.drains.put(name, plan.drain.clone()) {
+            effects.drains.push(name.to_owned());
+        }
         if plan.is_settled() {
             self.refusals.remove(name);
         }
@@ -318,6 +392,7 @@ impl ClusterIndex {
             .outcomes
             .rollout_of(name)
             .is_some_and(|(_, rollout)| rollout.is_granted(name));
+        let is_permitted = is_permitted || !self.outcomes.taint_permits(name).is_empty();
         if plan.has_work() || is_permitted {
             effects.queue(WorkKey::Node(name.to_owned()));
         }
@@ -383,6 +458,10 @@ impl ClusterIndex {
                 }
                 write.map(PlannedWrite::DaemonSet)
             }
+            WorkKey::Removal(policy) => {
+                self.advance_removal(policy, now, effects);
+                None
+            }
             WorkKey::PolicyStatus(name) if self.objects.unreadable_policy(name).is_some() => {
                 let policy = self.objects.unreadable_policy(name)?;
                 let write = UnreadableStatusWrite {
@@ -403,13 +482,24 @@ impl ClusterIndex {
     fn node_write(&mut self, name: &str, now: Timestamp, effects: &mut Effects) -> Option<NodeWrite> {
         let mut plan = self.plan(name, now, effects)?;
         self.advance_rollouts(effects);
-        if plan.waits
+        let is_permitted = plan.waits
             && self
                 .outcomes
                 .rollout_of(name)
-                .is_some_and(|(_, rollout)| rollout.use_permit(name))
-        {
-            plan = self.objects.plan(RolloutPermit::Granted, name, now)?;
+                .is_some_and(|(_, rollout)| rollout.use_permit(name));
+        let taint_permits = if plan.awaits_taints() {
+            self.outcomes.taint_permits(name)
+        } else {
+            BTreeSet::new()
+        };
+        self.outcomes.use_taint_permits(name, &taint_permits);
+        if is_permitted || !taint_permits.is_empty() {
+            let permit = if is_permitted {
+                RolloutPermit::Granted
+            } else {
+                RolloutPermit::Withheld
+            };
+            plan = self.objects.plan(permit, &taint_permits, name, now)?;
         }
         // Its key is being worked on already.
         effects.drop_now(&WorkKey::Node(name.to_owned()));
@@ -430,6 +520,9 @@ impl ClusterIndex {
     }
 
     fn daemonset_write(&self, name: &str) -> Option<DaemonSetWrite> {
+        if self.objects.removals.keep_daemonset(name) {
+            return None;
+        }
         let Objects { policies, .. } = &self.objects;
         self.daemonsets
             .planned_write(name, self.objects.set(), policies, &self.outcomes)
@@ -464,6 +557,12 @@ impl ClusterIndex {
     /// has told.
     pub fn queue_everything(&mut self, now: Timestamp, effects: &mut Effects) {
         self.evictions.clear();
+        self.drains.clear();
+        for policy in self.objects.removals.policies() {
+            // The leader before has reached some of the nodes.
+            self.objects.retain_removal(&policy);
+            effects.queue(WorkKey::Removal(policy));
+        }
         self.plan_all(now, effects);
         for name in self.daemonsets.names().into_iter().chain(ALWAYS.map(str::to_owned)) {
             effects.queue(WorkKey::DaemonSet(name));
@@ -478,6 +577,10 @@ impl ClusterIndex {
             at: None,
         }));
         effects.events.clear();
+        // A process that has just started could not tell before.
+        for policy in self.objects.removals.policies() {
+            self.tell_missing(&policy, now, effects);
+        }
     }
 
     /// Returns the counts of nodes of each policy, by name.
@@ -502,6 +605,16 @@ impl ClusterIndex {
     /// Returns the reason to evict a pod; `None` if there is none any more.
     pub fn eviction(&self, key: &EvictionKey) -> Option<&PodEviction> {
         self.evictions.get(key)
+    }
+
+    /// Returns the taints that evict pods from a node; `None` if nobody has to look at its pods.
+    pub fn drain(&self, node: &str) -> Option<&NodeDrain> {
+        self.drains.get(node)
+    }
+
+    /// Counts the nodes that keep what a policy wrote that is gone, once for each policy.
+    pub fn removal_nodes(&self) -> usize {
+        self.objects.removals.waiting()
     }
 
     /// True if a policy in force wants rejected pods to be deleted.

@@ -32,6 +32,7 @@ pub struct OperatorMetrics {
     leader: Gauge,
     unreadable_policies: Gauge,
     outdated_discovery: Gauge,
+    removal_nodes: Gauge,
     nodes: Family<PolicyStateLabels, Gauge>,
     conditions: Family<PolicyConditionLabels, Gauge>,
 }
@@ -67,6 +68,7 @@ impl OperatorMetrics {
             leader: Gauge::default(),
             unreadable_policies: Gauge::default(),
             outdated_discovery: Gauge::default(),
+            removal_nodes: Gauge::default(),
             nodes: Family::default(),
             conditions: Family::default(),
             registry: Registry::default(),
@@ -97,6 +99,11 @@ impl OperatorMetrics {
             "discovery_outdated_nodes",
             "Nodes whose discovery pod is of an earlier version, only on the leader",
             metrics.outdated_discovery.clone(),
+        );
+        registry.register(
+            "removal_waiting_nodes",
+            "Nodes that keep for now what a policy wrote that is gone, only on the leader",
+            metrics.removal_nodes.clone(),
         );
         registry.register(
             "policy_nodes",
@@ -140,6 +147,11 @@ impl OperatorMetrics {
     /// Sets the number of nodes whose discovery pod is of an earlier version.
     pub fn set_outdated_discovery(&self, nodes: i32) {
         self.outdated_discovery.set(nodes.into());
+    }
+
+    /// Sets the number of nodes that keep for now what a policy wrote that is gone.
+    pub fn set_removal_nodes(&self, number: usize) {
+        self.removal_nodes.set(i64::try_from(number).unwrap_or(i64::MAX));
     }
 
     /// Sets the numbers of nodes: policy, state, number. Drops the series of other policies.

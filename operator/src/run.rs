@@ -8,7 +8,7 @@ use crate::{
     index::ClusterIndex,
     leader_election::{CacheState, CacheView, LeaderElector, guarded_client},
     metrics::OperatorMetrics,
-    pods::{PodContext, PodEvictor, RejectedPodDeleter},
+    pods::{DrainWatcher, PodContext, PodEvictor, RejectedPodDeleter},
     reconcile::{IndexOwner, IndexReader, Reconciler, ReconcilerOutputs},
     watch::{ClusterWatch, WatchHealth},
     work_queue::WorkQueue,
@@ -58,7 +58,7 @@ pub async fn run(args: OperatorArgs) -> Result<()> {
     let (write_sender, write_requests) = mpsc::channel(MAX_CONCURRENT_WRITES);
     let (event_sender, events) = event_channel();
     let (deletes_rejected_pods, is_deletion_wanted) = watch::channel(false);
-    let evictions = Arc::new(WorkQueue::new());
+    let (evictions, drains) = (Arc::new(WorkQueue::new()), Arc::new(WorkQueue::new()));
 
     let admin = AdminServer {
         address: args.admin_address,
@@ -78,12 +78,13 @@ pub async fn run(args: OperatorArgs) -> Result<()> {
         writes: write_sender,
         events: event_sender.clone(),
         evictions: evictions.clone(),
+        drains: drains.clone(),
         deletes_rejected_pods,
     };
     let reconciler = Reconciler::new(owned_index, outputs, metrics.clone());
     let results = WriteResults {
         metrics: metrics.clone(),
-        messages: message_sender,
+        messages: message_sender.clone(),
     };
     let writer = ClusterWriter {
         client: guarded_client.clone(),
@@ -105,6 +106,12 @@ pub async fn run(args: OperatorArgs) -> Result<()> {
         context: context.clone(),
         queue: evictions,
     };
+    let drain_watcher = DrainWatcher {
+        context: context.clone(),
+        client: client.clone(),
+        queue: drains,
+        messages: message_sender,
+    };
     let deleter = RejectedPodDeleter {
         context,
         client,
@@ -125,6 +132,7 @@ pub async fn run(args: OperatorArgs) -> Result<()> {
     tasks.spawn(endless("write to the API server", write_worker.run()));
     tasks.spawn(endless("evict pods", evictor.run()));
     tasks.spawn(endless("delete rejected pods", deleter.run()));
+    tasks.spawn(endless("watch evictions by taints", drain_watcher.run()));
     tasks.spawn(endless("send events", recorder.run()));
     let result = tokio::select! {
         _ = terminate.recv() => Ok(()),

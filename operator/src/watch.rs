@@ -16,10 +16,9 @@ use crate::{
         message::IndexMessage,
     },
     lenient::Lenient,
-    watch::trim::{trimmed_gpu_node, without_managed_fields},
+    watch::trim::{trimmed_gpu_node, trimmed_policy, without_managed_fields},
 };
 use futures::StreamExt;
-use gpunode_crds::GpuNodePolicy;
 use gpunode_plan::NodeFacts;
 use k8s_openapi::api::{apps::v1::DaemonSet, core::v1::Node};
 use kube::{
@@ -78,12 +77,7 @@ impl ClusterWatch {
                 &outputs,
                 policies,
                 // One that cannot be read must not count as deleted: its work would be undone.
-                |policy| Some(
-                    policy
-                        .read_or_identify()
-                        .map(without_managed_fields::<GpuNodePolicy>)
-                        .into()
-                ),
+                |policy| Some(policy.read_or_identify().map(trimmed_policy).into()),
                 IndexMessage::Policies
             ),
             watch(

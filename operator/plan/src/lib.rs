@@ -14,6 +14,7 @@
 //! | `record` | the record of what gpunode wrote on a node |
 //! | `outcome` | the outcome of one policy on one node |
 //! | `rollout_stage` | the stage of a node in a rollout |
+//! | `node_drain` | taints that evict pods from a node |
 //! | `names` | names and labels of DaemonSets |
 //! | `label_syntax` | texts that can be values and keys of labels |
 //! | `taint` | a taint and its identity |
@@ -28,6 +29,7 @@ mod input;
 mod label_syntax;
 mod names;
 mod node;
+mod node_drain;
 mod outcome;
 mod output;
 mod packed_map;
@@ -39,7 +41,8 @@ mod time;
 
 pub use fact_labels::{NodeFactLabels, gpu_labels};
 pub use fleet::{
-    messages::{policy_unreadable, rollout_stopped},
+    messages::{policy_missing, policy_unreadable, removal_paced, rollout_stopped},
+    policy_removal::{PolicyRemoval, RemovalBatch},
     policy_status::{AgentUpdate, policy_status, unreadable_policy_status},
     rollout::PolicyRollout,
     tally::PolicyTally,
@@ -70,6 +73,7 @@ pub use node::{
     planner::{plan_node, plan_node_with_permit},
     stale_resources::{StaleResources, find_stale_resources},
 };
+pub use node_drain::NodeDrain;
 pub use outcome::{PolicyNodeStatus, PolicyOutcome, PolicyOverride};
 pub use output::{
     daemonsets::{

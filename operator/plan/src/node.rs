@@ -14,6 +14,7 @@
 //! | `taints` | taints, and their JSON patch |
 //! | `startup_taint` | the taint that keeps pods off until the GPUs are allocatable |
 //! | `unhealthy_taint` | the taint of nodes with too few healthy GPUs |
+//! | `paced_taints` | the pace of taints that evict pods |
 //! | `stale_resources` | removes resources that nobody serves from the node's status |
 //! | `patches` | the patches of the node and of its status |
 //! | `hold` | reasons to leave a node as it is |
@@ -28,6 +29,7 @@ pub mod held_plans;
 pub mod hold;
 pub mod labels;
 pub mod owner_conditions;
+pub mod paced_taints;
 pub mod patches;
 pub mod permit;
 pub mod plan;

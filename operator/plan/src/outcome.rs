@@ -46,6 +46,8 @@ pub struct PolicyNodeStatus {
     pub waiting: Vec<NodeWaiting>,
     /// Stage of the node, where the policy governs.
     pub stage: Option<RolloutStage>,
+    /// Stage of the node on its way to the policy's taints that evict pods, if it has any.
+    pub taint_stage: Option<RolloutStage>,
     /// Loss of keys to policies of higher priority, if any.
     pub overridden: Option<PolicyOverride>,
 }
@@ -57,6 +59,7 @@ impl From<PolicyOutcome> for PolicyNodeStatus {
             preview: None,
             waiting: Vec::new(),
             stage: None,
+            taint_stage: None,
             overridden: None,
         }
     }
@@ -70,6 +73,7 @@ impl PolicyNodeStatus {
             preview: None,
             waiting: Vec::new(),
             stage: Some(stage),
+            taint_stage: None,
             overridden: None,
         }
     }

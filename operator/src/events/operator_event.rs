@@ -31,6 +31,22 @@ impl OperatorEvent {
         }
     }
 
+    /// An event of a policy that is gone: nobody knows its UID.
+    pub fn of_gone_policy(policy: &str, reason: Reason, message: String) -> Self {
+        Self {
+            about: ObjectReference {
+                api_version: Some(GpuNodePolicy::api_version(&()).into_owned()),
+                kind: Some(GpuNodePolicy::kind(&()).into_owned()),
+                name: Some(policy.to_owned()),
+                ..ObjectReference::default()
+            },
+            node: None,
+            is_warning: true,
+            reason: reason.as_str().to_owned(),
+            message,
+        }
+    }
+
     /// An event of a node whose recovery annotation has become unreadable with these conditions: people look for the effect of
     /// the annotation at the node.
     pub fn of_annotation(node: &str, before: Option<&GpuNodeStatus>, after: Option<&ConditionsChange>) -> Option<Self> {

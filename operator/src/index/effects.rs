@@ -1,4 +1,4 @@
-//! Consequences of a change: keys to queue, events to send, pods to evict.
+//! Consequences of a change: keys to queue, events to send, pods to evict, nodes to look at.
 
 use crate::{
     events::OperatorEvent,
@@ -23,6 +23,8 @@ pub struct Effects {
     pub events: Vec<OperatorEvent>,
     /// Pods to evict.
     pub evictions: Vec<EvictionKey>,
+    /// Nodes from which taints evict pods.
+    pub drains: Vec<String>,
 }
 
 impl Effects {

@@ -6,7 +6,7 @@ use crate::index::{
     work::{PolicyStatusWrite, WorkKey},
 };
 use gpunode_crds::{GpuNode, GpuNodePolicy};
-use gpunode_plan::NodeFacts;
+use gpunode_plan::{NodeDrain, NodeFacts};
 use k8s_openapi::api::apps::v1::DaemonSet;
 
 /// Something that the index learns.
@@ -20,6 +20,11 @@ pub enum IndexMessage {
     Written(WrittenObject),
     /// All requests of a write are over. Comes after their [`IndexMessage::Written`].
     Finished(FinishedWrite),
+    /// No pod of a node has to go any more for these taints.
+    Drained {
+        node: String,
+        drain: NodeDrain,
+    },
 }
 
 /// Object that the API server returned for an accepted request, or for a read after a lost race.

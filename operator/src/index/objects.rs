@@ -2,12 +2,13 @@
 
 use crate::index::{
     cache::{DeletedObject, ObjectCache, ObjectDelta, Versioned, WatchUpdate},
+    removals::PolicyRemovals,
     watched_policy::{UnreadablePolicy, WatchedPolicy},
 };
 use gpunode_crds::{ConditionType, GpuNode, GpuNodePolicy, GpuNodePolicyStatus, PolicyMode};
 use gpunode_plan::{
-    AgentImages, Deselections, GpuNodeChange, NodeContext, NodeFacts, NodeHold, NodePlan, PodEviction, PodName, Policy,
-    PolicySet, RejectedPod, RolloutPermit, evictions, find_deselections, gpu_mismatch, missing_owner,
+    AgentImages, Deselections, GpuNodeChange, NodeContext, NodeDrain, NodeFacts, NodeHold, NodePlan, PodEviction,
+    PodName, Policy, PolicySet, RejectedPod, RolloutPermit, evictions, find_deselections, gpu_mismatch, missing_owner,
     plan_node_with_permit,
 };
 use jiff::Timestamp;
@@ -43,6 +44,10 @@ pub struct Objects {
     deselections: HashMap<String, Deselections>,
     /// Moment since which a node with fact labels has no `GpuNode`, by node. Few nodes have one.
     absences: HashMap<String, Timestamp>,
+    /// Taints for which no pod has to go any more, by node. Few nodes have any.
+    drained: HashMap<String, NodeDrain>,
+    /// Removals of what policies wrote that are gone.
+    pub removals: PolicyRemovals,
 }
 
 impl Objects {
@@ -58,6 +63,8 @@ impl Objects {
                 .with_agent_images(agent_images),
             deselections: HashMap::new(),
             absences: HashMap::new(),
+            drained: HashMap::new(),
+            removals: PolicyRemovals::default(),
         }
     }
 
@@ -182,12 +189,60 @@ impl Objects {
         status.is_some_and(|status| status.observed_generation == policy.generation)
     }
 
-    /// Returns the plan for one node; `None` for a node that does not exist.
-    pub fn plan(&self, permit: RolloutPermit, node: &str, now: Timestamp) -> Option<NodePlan> {
+    /// Records for which taints no pod has to go any more.
+    pub fn set_drained(&mut self, node: &str, drain: NodeDrain) {
+        let Some(facts) = self.nodes.get(node) else {
+            self.drained.remove(node);
+            return;
+        };
+        let known = self.drained.entry(node.to_owned()).or_default();
+        known.extend(drain, &facts.taints);
+    }
+
+    /// Finds policies that are gone and have something on nodes; `deleted` are those whose deletion was seen. Returns the names of
+    /// those that are not known yet.
+    pub fn find_removals(&mut self, deleted: &BTreeSet<String>, now: Timestamp) -> Vec<String> {
+        let mut gone: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+        for node in self.nodes.iter() {
+            for policy in node.recorded_policies() {
+                if self.set.get(&policy).is_none() && !self.unreadable.contains_key(&policy) {
+                    gone.entry(policy).or_default().insert(node.name.clone());
+                }
+            }
+        }
+        self.removals.update(gone, deleted, now)
+    }
+
+    /// Drops nodes from a removal that have nothing of the policy any more.
+    pub fn retain_removal(&mut self, policy: &str) {
+        let nodes = &self.nodes;
+        let has_something = |node: &str| {
+            nodes
+                .get(node)
+                .is_some_and(|node| node.recorded_policies().contains(policy))
+        };
+        if let Some(removal) = self.removals.get_mut(policy) {
+            removal.retain(has_something);
+        }
+    }
+
+    /// Returns the plan for one node; `None` for a node that does not exist. Taints of the policies in `taint_permits` may evict
+    /// pods.
+    pub fn plan(
+        &self,
+        permit: RolloutPermit,
+        taint_permits: &BTreeSet<String>,
+        node: &str,
+        now: Timestamp,
+    ) -> Option<NodePlan> {
         let facts = self.nodes.get(node)?;
+        let departing = self.removals.departing(node);
         let context = NodeContext::new(facts, self.gpu_nodes.get(node).map(Arc::as_ref), now)
             .remembering(self.deselections.get(node))
-            .absent_since(self.absences.get(node).copied());
+            .absent_since(self.absences.get(node).copied())
+            .drained(self.drained.get(node))
+            .with_taint_permits(taint_permits)
+            .departing(&departing);
         let mut plan = plan_node_with_permit(permit, &self.set, context);
         if plan.gpu_node == GpuNodeChange::None && !matches!(plan.hold, Some(NodeHold::Ignored)) {
             // The next plan brings the conditions.
@@ -216,7 +271,7 @@ impl Objects {
     pub fn deletes(&self, pod: &RejectedPod, now: Timestamp) -> bool {
         let (Some(facts), Some(plan)) = (
             self.nodes.get(&pod.node),
-            self.plan(RolloutPermit::Withheld, &pod.node, now),
+            self.plan(RolloutPermit::Withheld, &BTreeSet::new(), &pod.node, now),
         ) else {
             return false;
         };

@@ -1,7 +1,7 @@
 //! The outcome of each policy on each node, and the sums by policy.
 
 use gpunode_crds::Reason;
-use gpunode_plan::{PolicyNodeStatus, PolicyOutcome, PolicyRollout, PolicyTally};
+use gpunode_plan::{PolicyNodeStatus, PolicyOutcome, PolicyRollout, PolicyTally, RolloutStage};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// Status of each policy on one node, by name of the policy.
@@ -42,7 +42,7 @@ impl OutcomeIndex {
                 }
                 match new {
                     Some(new) => tally.add(node, new),
-                    None => tally.rollout.put(node, None),
+                    None => tally.leave_rollouts(node),
                 }
                 let left = before.is_some() && after.is_none();
                 OutcomeChange {
@@ -75,9 +75,47 @@ impl OutcomeIndex {
         i32::try_from(outside).unwrap_or(i32::MAX)
     }
 
-    /// Returns the rollout of a policy.
-    pub fn rollout(&mut self, policy: &str) -> Option<&mut PolicyRollout> {
-        self.tallies.get_mut(policy).map(|tally| &mut tally.rollout)
+    /// Returns the rollouts of a policy: that of its configuration, and that of its taints that evict pods.
+    pub fn rollouts(&mut self, policy: &str) -> Option<[&mut PolicyRollout; 2]> {
+        let tally = self.tallies.get_mut(policy)?;
+        Some([&mut tally.rollout, &mut tally.taint_rollout])
+    }
+
+    /// Returns the policies with a permit to add taints that evict pods to a node.
+    pub fn taint_permits(&self, node: &str) -> BTreeSet<String> {
+        let is_granted = |policy: &&String| {
+            let tally = self.tallies.get(*policy);
+            tally.is_some_and(|tally| tally.taint_rollout.is_granted(node))
+        };
+        self.waiting_for_taints(node).filter(is_granted).cloned().collect()
+    }
+
+    /// Uses these permits: from now on the node counts as written.
+    pub fn use_taint_permits(&mut self, node: &str, policies: &BTreeSet<String>) {
+        for policy in policies {
+            if let Some(tally) = self.tallies.get_mut(policy) {
+                tally.taint_rollout.use_permit(node);
+            }
+        }
+    }
+
+    /// Returns the permits of a node after the API server refused the write, and the policies that may grant others.
+    pub fn return_taint_permits(&mut self, node: &str) -> Vec<String> {
+        let policies: Vec<String> = self.waiting_for_taints(node).cloned().collect();
+        for policy in &policies {
+            if let Some(tally) = self.tallies.get_mut(policy) {
+                tally.taint_rollout.return_permit(node);
+            }
+        }
+        policies
+    }
+
+    fn waiting_for_taints(&self, node: &str) -> impl Iterator<Item = &String> {
+        let statuses = self.nodes.get(node).into_iter().flatten();
+        let waits = |status: &PolicyNodeStatus| status.taint_stage == Some(RolloutStage::Pending);
+        statuses
+            .filter(move |(_, status)| waits(status))
+            .map(|(policy, _)| policy)
     }
 
     /// Returns the rollout that a node is part of, and its policy.

@@ -5,7 +5,7 @@ use crate::index::{
     watched_policy::{UnreadablePolicy, WatchedPolicy},
 };
 use gpunode_crds::Reason;
-use gpunode_plan::{AgentImages, DISCOVERY_NAME, GpuNodeChange, MPS_NAME};
+use gpunode_plan::{AgentImages, DISCOVERY_NAME, GpuNodeChange, MPS_NAME, Taint};
 use k8s_openapi::{
     api::{
         apps::v1::{DaemonSet, DaemonSetStatus},
@@ -16,7 +16,9 @@ use k8s_openapi::{
 use serde_json::json;
 
 mod figures;
+mod removals;
 mod rollouts;
+mod taints;
 
 /// An index, and the effects of the last change.
 struct Scene {
@@ -123,6 +125,9 @@ impl Scene {
         if let Some(owned) = &facts.owned {
             node["metadata"]["annotations"]["gpunode.dev/owned"] = json!(owned);
         }
+        let taint = |taint: &Taint| json!({"key": taint.id.key, "effect": taint.id.effect, "value": taint.value});
+        let taints: Vec<_> = facts.taints.iter().map(taint).collect();
+        node["spec"] = json!({ "taints": taints });
         node["metadata"]["resourceVersion"] = json!(facts.resource_version);
         json_patch::patch(&mut node, patch).unwrap();
         node["metadata"]["resourceVersion"] = json!(self.next_version());
@@ -151,6 +156,16 @@ impl Scene {
         edit(&mut daemonset);
         let returned = Box::new(daemonset);
         self.written(WrittenObject::DaemonSet { returned, kind, sent });
+    }
+
+    /// Nodes that are due now.
+    fn due_nodes(&self) -> Vec<&str> {
+        let due = self.effects.queued.iter().filter(|queued| queued.at.is_none());
+        let names: BTreeSet<&str> = due
+            .filter(|queued| matches!(queued.key, WorkKey::Node(_)))
+            .map(|queued| queued.key.name())
+            .collect();
+        names.into_iter().collect()
     }
 
     fn queued(&self) -> Vec<&WorkKey> {
@@ -261,6 +276,7 @@ fn status_follows_the_node_until_nothing_is_left_to_write() {
             WorkKey::Node(name) => scene.node_write(name).is_none(),
             WorkKey::DaemonSet(name) => scene.index.daemonset_write(name).is_none(),
             WorkKey::PolicyStatus(name) => scene.index.policy_status_write(name, Timestamp::now()).is_none(),
+            WorkKey::Removal(_) => false,
         };
         assert!(is_settled, "{key:?}");
     }

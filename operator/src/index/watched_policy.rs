@@ -1,12 +1,17 @@
 //! Policies as the watch brings them: some cannot be read, because a newer version of gpunode knows more values.
 
-use crate::{events::OperatorEvent, index::cache::Versioned, lenient::UnparsedObject};
+use crate::{
+    events::OperatorEvent,
+    index::cache::{Versioned, WatchUpdate},
+    lenient::UnparsedObject,
+};
 use gpunode_crds::{GpuNodePolicy, GpuNodePolicyStatus, Reason};
 use gpunode_plan::{policy_unreadable, unreadable_policy_status};
 use jiff::Timestamp;
 use k8s_openapi::{api::core::v1::ObjectReference, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 use kube::Resource;
 use serde::Deserialize;
+use std::collections::BTreeSet;
 
 /// A policy as the watch brings it.
 #[derive(Clone, Debug)]
@@ -39,6 +44,26 @@ impl From<Result<GpuNodePolicy, Box<UnparsedObject>>> for WatchedPolicy {
                 }))
             }
         }
+    }
+}
+
+impl WatchedPolicy {
+    fn metadata(&self) -> &ObjectMeta {
+        match self {
+            Self::Readable(policy) => &policy.metadata,
+            Self::Unreadable(policy) => &policy.metadata,
+        }
+    }
+}
+
+/// Returns the policies that somebody deletes or deleted, by name.
+pub fn deletions(update: &WatchUpdate<WatchedPolicy>) -> BTreeSet<String> {
+    let is_deleted = |policy: &&WatchedPolicy| policy.metadata().deletion_timestamp.is_some();
+    let name = |policy: &WatchedPolicy| policy.metadata().name.clone().unwrap_or_default();
+    match update {
+        WatchUpdate::Deleted(deleted) => BTreeSet::from([deleted.name.clone()]),
+        WatchUpdate::Applied(policy) => Some(&**policy).filter(is_deleted).map(name).into_iter().collect(),
+        WatchUpdate::Listed(policies) => policies.iter().filter(is_deleted).map(name).collect(),
     }
 }
 

@@ -15,20 +15,22 @@ pub enum WorkKey {
     DaemonSet(String),
     /// The status of a policy, by name.
     PolicyStatus(String),
+    /// The removal of what a policy wrote that is gone, by name: it needs no write of its own.
+    Removal(String),
 }
 
 impl WorkKey {
     /// Name of the object.
     pub fn name(&self) -> &str {
         match self {
-            Self::Node(name) | Self::DaemonSet(name) | Self::PolicyStatus(name) => name,
+            Self::Node(name) | Self::DaemonSet(name) | Self::PolicyStatus(name) | Self::Removal(name) => name,
         }
     }
 
     /// Kind of the work, for metrics.
     pub fn kind(&self) -> WorkKind {
         match self {
-            Self::Node(_) => WorkKind::Node,
+            Self::Node(_) | Self::Removal(_) => WorkKind::Node,
             Self::DaemonSet(_) => WorkKind::DaemonSet,
             Self::PolicyStatus(_) => WorkKind::Status,
         }

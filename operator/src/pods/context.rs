@@ -1,4 +1,4 @@
-//! Inputs and helpers of the tasks that evict and delete pods.
+//! Inputs and helpers of the tasks about pods.
 
 use crate::{
     events::{OperatorEvent, OperatorEventSender},
@@ -17,7 +17,21 @@ use tokio::time::timeout;
 /// The longest that the requests about one pod may take.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Inputs of both tasks.
+/// Failure of requests about pods.
+#[derive(Debug, thiserror::Error)]
+enum PodRequestError {
+    #[error(transparent)]
+    Kube(#[from] kube::Error),
+    #[error("no answer within {}s", TIMEOUT.as_secs())]
+    NoAnswer,
+}
+
+async fn within_limit<T>(requests: impl Future<Output = kube::Result<T>>) -> Result<T, PodRequestError> {
+    let answer = timeout(TIMEOUT, requests).await;
+    Ok(answer.map_err(|_| PodRequestError::NoAnswer)??)
+}
+
+/// Inputs of these tasks.
 #[derive(Clone)]
 pub struct PodContext {
     pub index: IndexReader,
@@ -37,14 +51,25 @@ impl PodContext {
         pod: &PodName,
         requests: impl Future<Output = kube::Result<T>>,
     ) -> Result<T, WorkResult> {
-        let error = match timeout(TIMEOUT, requests).await {
-            Ok(Ok(result)) => return Ok(result),
-            Ok(Err(error)) => error.to_string(),
-            Err(_) => format!("no answer within {}s", TIMEOUT.as_secs()),
-        };
-        self.metrics.failed(WorkKind::Pod);
-        tracing::warn!(node, %pod, error, "cannot {action}");
-        Err(WorkResult::Failed)
+        within_limit(requests).await.map_err(|error| {
+            self.metrics.failed(WorkKind::Pod);
+            tracing::warn!(node, %pod, %error, "cannot {action}");
+            WorkResult::Failed
+        })
+    }
+
+    /// Awaits a request about all pods of a node. Counts and logs a failure; `action` names what was tried.
+    pub async fn attempt_on_node<T>(
+        &self,
+        action: &str,
+        node: &str,
+        request: impl Future<Output = kube::Result<T>>,
+    ) -> Result<T, WorkResult> {
+        within_limit(request).await.map_err(|error| {
+            self.metrics.failed(WorkKind::Pod);
+            tracing::warn!(node, %error, "cannot {action}");
+            WorkResult::Failed
+        })
     }
 
     /// Sends an event about a pod.

@@ -1,5 +1,6 @@
 //! Requests to the API server, and what its answers lead to.
 
+mod drains;
 mod evictions;
 mod rejections;
 
@@ -41,6 +42,7 @@ struct Scene {
     context: PodContext,
     events: mpsc::Receiver<OperatorEvent>,
     evictions: Arc<WorkQueue<EvictionKey>>,
+    drains: Arc<WorkQueue<String>>,
     is_deletion_wanted: watch::Receiver<bool>,
     client: Client,
     requests: Arc<Mutex<Vec<SentRequest>>>,
@@ -77,12 +79,13 @@ impl Scene {
         let (owned_index, index) = IndexOwner::new(ClusterIndex::new(pods, true));
         let (event_sender, events) = event_channel();
         let (deletes_rejected_pods, is_deletion_wanted) = watch::channel(false);
-        let evictions = Arc::new(WorkQueue::new());
+        let (evictions, drains) = (Arc::new(WorkQueue::new()), Arc::new(WorkQueue::new()));
         let metrics = Arc::new(OperatorMetrics::new());
         let outputs = ReconcilerOutputs {
             writes: mpsc::channel(1).0,
             events: event_sender.clone(),
             evictions: evictions.clone(),
+            drains: drains.clone(),
             deletes_rejected_pods,
         };
         let mut reconciler = Reconciler::new(owned_index, outputs, metrics.clone());
@@ -115,6 +118,7 @@ impl Scene {
             context,
             events,
             evictions,
+            drains,
             is_deletion_wanted,
             client,
             requests,

@@ -27,6 +27,8 @@ pub struct ReconcilerOutputs {
     pub writes: mpsc::Sender<WriteRequest>,
     pub events: OperatorEventSender,
     pub evictions: Arc<WorkQueue<EvictionKey>>,
+    /// Nodes from which taints evict pods.
+    pub drains: Arc<WorkQueue<String>>,
     /// True while a policy wants rejected pods to be deleted.
     pub deletes_rejected_pods: watch::Sender<bool>,
 }
@@ -146,6 +148,9 @@ impl Reconciler {
         }
         for eviction in effects.evictions {
             self.outputs.evictions.add(eviction, start);
+        }
+        for node in effects.drains {
+            self.outputs.drains.add(node, start);
         }
     }
 }

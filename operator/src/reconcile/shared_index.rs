@@ -5,7 +5,7 @@ use crate::{
     metrics::MAX_POLICIES,
 };
 use gpunode_crds::{ConditionType, NodeCounts};
-use gpunode_plan::{PodEviction, RejectedPod};
+use gpunode_plan::{NodeDrain, PodEviction, RejectedPod};
 use jiff::Timestamp;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
@@ -27,6 +27,16 @@ impl IndexReader {
     /// Returns the reason to evict a pod; `None` if there is none any more.
     pub fn eviction(&self, key: &EvictionKey) -> Option<PodEviction> {
         self.read().eviction(key).cloned()
+    }
+
+    /// Returns the taints that evict pods from a node; `None` if nobody has to look at its pods.
+    pub fn drain(&self, node: &str) -> Option<NodeDrain> {
+        self.read().drain(node).cloned()
+    }
+
+    /// Returns the number of nodes that keep for now what a policy wrote that is gone, for metrics.
+    pub fn removal_nodes(&self) -> usize {
+        self.read().removal_nodes()
     }
 
     /// True if a policy wants this rejected pod to be deleted.

@@ -1,6 +1,6 @@
 //! Trims objects to the fields that the planner reads, before they enter the index.
 
-use gpunode_crds::{GpuNode, OPERATOR_FIELD_MANAGER};
+use gpunode_crds::{GpuNode, GpuNodePolicy, OPERATOR_FIELD_MANAGER};
 use gpunode_plan::{drop_known_fields, retain_holders_of_unhealthy};
 use kube::Resource;
 
@@ -8,6 +8,14 @@ use kube::Resource;
 pub fn without_managed_fields<K: Resource>(mut object: K) -> K {
     object.meta_mut().managed_fields = None;
     object
+}
+
+/// Drops the fields of the managed fields. The planner reads when somebody changed the policy last.
+pub fn trimmed_policy(mut policy: GpuNodePolicy) -> GpuNodePolicy {
+    for entry in policy.metadata.managed_fields.iter_mut().flatten() {
+        entry.fields_v1 = None;
+    }
+    policy
 }
 
 /// Drops links and most holders, which are the bulk of a `GpuNode`; the planner reads the holders of unhealthy devices. Of the

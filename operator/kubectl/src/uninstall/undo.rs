@@ -121,6 +121,20 @@ mod tests {
     }
 
     #[test]
+    fn what_policies_wrote_that_are_gone_goes_at_once() {
+        let record = r#"{"version":1,"labels":{"a":"1"},"taints":[{"key":"t","effect":"NoExecute"}],"policies":["p"],"evicting":{"t:NoExecute":1}}"#;
+        let node = node(
+            &json!({"gpunode.dev/owned": record, "x": "y"}),
+            &json!({"a": "1"}),
+            &json!([{"key": "t", "effect": "NoExecute"}]),
+        );
+        let NodeUndo::Patch { words, .. } = undo(&node, Timestamp::UNIX_EPOCH).expect("a plan") else {
+            panic!()
+        };
+        assert_eq!(words, ["label a", "taint t:NoExecute"]);
+    }
+
+    #[test]
     fn a_record_of_nothing_or_of_dead_resources_goes_at_once() {
         for record in [
             r#"{"version":1}"#,

@@ -32,6 +32,32 @@ pub fn rollout_progress<'a>(done: usize, all: usize, changing: impl ExactSizeIte
     format!("{done} of {all} nodes {have} the new configuration{changing}")
 }
 
+/// Progress of taints that evict pods: from `done` of `all` nodes no pod has to go any more, from those in `evicting` some have.
+pub fn taints_progress<'a>(done: usize, all: usize, evicting: impl ExactSizeIterator<Item = &'a str>) -> String {
+    let evicting = match evicting.len() {
+        0 => String::new(),
+        _ => format!("; pods leave {}", named(evicting, MAX_NAMED)),
+    };
+    format!("NoExecute taints: {done} of {all} nodes are done{evicting}")
+}
+
+/// Removal of what a policy wrote that is gone, from this many nodes.
+pub fn removal_paced(policy: &str, nodes: usize) -> String {
+    format!(
+        "policy {policy} is gone: {nodes} nodes lose its labels, taints and configuration, 1 % of them a second and at least 10; \
+         apply the policy again to keep those that are left"
+    )
+}
+
+/// Policy that is missing although nobody saw its deletion; it has something on this many nodes.
+pub fn policy_missing(policy: &str, nodes: usize) -> String {
+    let nodes = plural(nodes, "node keeps", "nodes keep");
+    format!(
+        "policy {policy} is missing from the list of policies, and nobody saw its deletion: {nodes} what it wrote for a minute; \
+         apply the policy again if it should stay"
+    )
+}
+
 /// Number of nodes out of all that match.
 pub fn of_matched(number: i32, counts: &NodeCounts) -> String {
     format!("{number} of {} matched nodes", counts.matched)

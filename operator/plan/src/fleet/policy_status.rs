@@ -194,8 +194,11 @@ fn late(policy: &Policy, agents: &AgentUpdate) -> Option<String> {
 }
 
 fn updating_message(tally: &PolicyTally, updating: i32, counts: &NodeCounts) -> String {
-    tally
-        .rollout
-        .progress()
-        .unwrap_or_else(|| nodes_updating(updating, counts))
+    let both = [tally.rollout.progress(), tally.taint_rollout.taints_progress()];
+    let both: Vec<String> = both.into_iter().flatten().collect();
+    if both.is_empty() {
+        nodes_updating(updating, counts)
+    } else {
+        both.join("; ")
+    }
 }

@@ -4,7 +4,10 @@
 //! A node keeps its permit until its write succeeds or is refused, or its stage changes, whatever is lost on the way: a
 //! configuration that may have been written counts as written.
 
-use crate::{fleet::messages::rollout_progress, rollout_stage::RolloutStage};
+use crate::{
+    fleet::messages::{rollout_progress, taints_progress},
+    rollout_stage::RolloutStage,
+};
 use gpunode_crds::RolloutPace;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -156,12 +159,21 @@ impl PolicyRollout {
 
     /// Describes the progress of a rollout; none if none is under way.
     pub fn progress(&self) -> Option<String> {
-        let waiting = self.pending.len() + self.granted.len() + self.writing.len();
-        if waiting + self.stepping.len() + self.stopped.len() == 0 {
-            return None;
-        }
         let changing = self.stepping.iter().map(String::as_str);
-        Some(rollout_progress(self.done, self.size(), changing))
+        self.is_under_way()
+            .then(|| rollout_progress(self.done, self.size(), changing))
+    }
+
+    /// Describes the progress of taints that evict pods; none if none is under way.
+    pub(crate) fn taints_progress(&self) -> Option<String> {
+        let evicting = self.stepping.iter().map(String::as_str);
+        self.is_under_way()
+            .then(|| taints_progress(self.done, self.size(), evicting))
+    }
+
+    fn is_under_way(&self) -> bool {
+        let waiting = self.pending.len() + self.granted.len() + self.writing.len();
+        waiting + self.stepping.len() + self.stopped.len() > 0
     }
 }
 

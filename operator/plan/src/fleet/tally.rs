@@ -28,6 +28,8 @@ pub struct PolicyTally {
     waiting_devices: usize,
     /// Rollout over the nodes that the policy governs.
     pub rollout: PolicyRollout,
+    /// Rollout of its taints that evict pods, over the nodes that want one.
+    pub taint_rollout: PolicyRollout,
 }
 
 impl PolicyTally {
@@ -38,6 +40,7 @@ impl PolicyTally {
             preview,
             waiting,
             stage,
+            taint_stage,
             overridden,
         } = status;
         match outcome {
@@ -65,10 +68,17 @@ impl PolicyTally {
             self.lost += usize::from(lost.is_whole && *outcome == Some(PolicyOutcome::Ready));
         }
         self.rollout.put(node, stage.as_ref());
+        self.taint_rollout.put(node, taint_stage.as_ref());
     }
 
-    /// Stops counting a node that was counted with this outcome. Keeps its stage in the rollout: the node may be counted again at
-    /// once and must not lose its permit. [`PolicyRollout::put`] removes the stage.
+    /// Takes a node out of both rollouts.
+    pub fn leave_rollouts(&mut self, node: &str) {
+        self.rollout.put(node, None);
+        self.taint_rollout.put(node, None);
+    }
+
+    /// Stops counting a node that was counted with this outcome. Keeps its stages in the rollouts: the node may be counted again
+    /// at once and must not lose its permits. [`PolicyTally::leave_rollouts`] removes the stages.
     pub fn remove(&mut self, node: &str, outcome: &PolicyOutcome) {
         match outcome {
             PolicyOutcome::Ready => self.ready = self.ready.saturating_sub(1),
@@ -204,6 +214,7 @@ mod tests {
             preview: Some(NodePreview::default()),
             waiting: vec![NodeWaiting::default()],
             stage: None,
+            taint_stage: None,
             overridden: Some(PolicyOverride {
                 message: "m".to_owned(),
                 is_whole: true,

@@ -1,8 +1,12 @@
 //! Everything that is known of one node at one moment.
 
-use crate::input::{deselection::Deselections, facts::NodeFacts, release::is_released};
+use crate::{
+    input::{deselection::Deselections, facts::NodeFacts, release::is_released},
+    node_drain::NodeDrain,
+};
 use gpunode_crds::{ConditionType, Configuration, GpuDevice, GpuNode, GpuNodeStatus};
 use jiff::{SignedDuration, Timestamp};
+use std::collections::BTreeSet;
 
 /// Time in which a deleted `GpuNode` is made anew: DaemonSets may select by the labels meanwhile.
 const ABSENCE_GRACE: SignedDuration = SignedDuration::from_mins(1);
@@ -22,6 +26,12 @@ pub struct NodeContext<'a> {
     pub deselections: Option<&'a Deselections>,
     /// Moment since which the operator finds no `GpuNode` of the node.
     pub absent_since: Option<Timestamp>,
+    /// Taints from which no pod has to go any more, as the operator remembers.
+    pub(crate) drained: Option<&'a NodeDrain>,
+    /// Policies whose new taints may evict pods; `None` for every policy.
+    taint_permits: Option<&'a BTreeSet<String>>,
+    /// Policies that are gone and whose removal has not reached the node.
+    departing: Option<&'a BTreeSet<String>>,
 }
 
 impl<'a> NodeContext<'a> {
@@ -36,6 +46,9 @@ impl<'a> NodeContext<'a> {
             now,
             deselections: None,
             absent_since: None,
+            drained: None,
+            taint_permits: None,
+            departing: None,
         }
     }
 
@@ -49,6 +62,40 @@ impl<'a> NodeContext<'a> {
     #[must_use]
     pub fn absent_since(self, absent_since: Option<Timestamp>) -> Self {
         Self { absent_since, ..self }
+    }
+
+    /// Adds the taints from which no pod has to go any more.
+    #[must_use]
+    pub fn drained(self, drained: Option<&'a NodeDrain>) -> Self {
+        Self { drained, ..self }
+    }
+
+    /// Restricts new taints that evict pods to those of these policies.
+    #[must_use]
+    pub fn with_taint_permits(self, policies: &'a BTreeSet<String>) -> Self {
+        Self {
+            taint_permits: Some(policies),
+            ..self
+        }
+    }
+
+    /// Adds the policies that are gone and whose removal has not reached the node: what they wrote stays.
+    #[must_use]
+    pub fn departing(self, policies: &'a BTreeSet<String>) -> Self {
+        Self {
+            departing: Some(policies),
+            ..self
+        }
+    }
+
+    /// Returns true if new taints of a policy may evict pods.
+    pub(crate) fn may_evict(self, policy: &str) -> bool {
+        self.taint_permits.is_none_or(|policies| policies.contains(policy))
+    }
+
+    /// Returns true if a policy is gone and its removal has not reached the node.
+    pub(crate) fn is_departing(self, policy: &str) -> bool {
+        self.departing.is_some_and(|policies| policies.contains(policy))
     }
 
     /// Returns the moment at which facts about the GPUs go with a `GpuNode` that was deleted; none if it is there, or if nobody

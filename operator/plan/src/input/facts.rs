@@ -7,7 +7,7 @@ use gpunode_crds::{GpuNode, OPERATOR_FIELD_MANAGER, OWNED_ANNOTATION, RECOVERED_
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, NodeCondition};
 use serde_json::Value;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Maximum number of extended resources kept per node. A `GpuNode` has at most 64, and few plugins share a node.
 const MAX_RESOURCES: usize = 256;
@@ -112,6 +112,11 @@ impl NodeFacts {
         if fields.pointer("/f:spec/f:taints").is_some() {
             self.taint_manager = Some(manager.to_owned());
         }
+    }
+
+    /// Returns the policies that have something on the node, by its record.
+    pub fn recorded_policies(&self) -> BTreeSet<String> {
+        NodeRecord::read(self.owned.as_deref()).unwrap_or_default().policies
     }
 
     /// Returns true unless a `GpuNode` belongs to an earlier node of the same name. One without an owner belongs to the node.

@@ -46,6 +46,8 @@ pub struct Policy {
     pub pace: RolloutPace,
     /// Reason why its spec is invalid, if it is.
     pub refusal: Option<String>,
+    /// Moment at which somebody changed it last; none if nobody knows.
+    pub changed: Option<Timestamp>,
     /// Moment at which it leaves a node whose labels no longer match; set in plans of that node alone.
     pub leaves_at: Option<Timestamp>,
 }
@@ -257,6 +259,7 @@ impl Policy {
             evicts_pods: spec.evict_pods == Some(true),
             deletes_rejected_pods: spec.delete_rejected_pods == Some(true),
             pace: spec.rollout.clone().unwrap_or_default(),
+            changed: changed(policy),
             leaves_at: None,
             refusal: (!refusals.is_empty()).then(|| refusals.join("; ")),
         }
@@ -277,6 +280,17 @@ impl Policy {
             None => refusal,
         });
     }
+}
+
+/// Returns the moment of the last change that was not one of the status.
+fn changed(policy: &GpuNodePolicy) -> Option<Timestamp> {
+    let managers = policy.metadata.managed_fields.iter().flatten();
+    let of_spec = managers.filter(|entry| entry.subresource.as_ref().is_none_or(String::is_empty));
+    let times = of_spec.filter_map(|entry| entry.time.as_ref());
+    times
+        .chain(&policy.metadata.creation_timestamp)
+        .map(|time| time.0)
+        .max()
 }
 
 /// The operator does not allow the image of a policy.

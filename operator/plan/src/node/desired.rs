@@ -7,6 +7,7 @@ use crate::{
         conditions::conditions_change,
         configuration::{configuration_change, is_writable, needs_mps, waiting_devices},
         progress::{agent_outcome, rollout_stage},
+        progress_messages::NODE_NOT_READY,
         requests::unreadable_annotation,
     },
     input::{
@@ -23,6 +24,7 @@ use crate::{
         },
         labels::{desired_labels, label_conflicts},
         owner_conditions::{conflict_condition, fact_labels_condition},
+        paced_taints::PacedTaints,
         patches::NodeClaims,
         permit::RolloutPermit,
         plan::NodePlan,
@@ -66,10 +68,12 @@ pub struct DesiredNode<'a> {
     startup: StartupTaints,
     /// Moment from which the health of the GPUs calls for another taint.
     unhealthy_from: Option<Timestamp>,
-    /// Policy that cannot be read and whose configuration the node keeps.
+    /// Policy that cannot be read, or is departing, and whose configuration the node keeps.
     kept_policy: Option<&'a str>,
-    /// True if a policy that cannot be read wrote something on the node.
+    /// True if a policy that cannot be read, or is departing, wrote something on the node.
     keeps_resources: bool,
+    /// Taints that evict pods.
+    paced: PacedTaints,
 }
 
 impl<'a> DesiredNode<'a> {
@@ -88,8 +92,11 @@ impl<'a> DesiredNode<'a> {
             Ok(governing) => (governing, None),
             Err(dispute) => (None, Some(dispute)),
         };
-        let kept_policy = policies.unreadable_policy_of(context.configuration());
-        let governing = governing.filter(|_| kept_policy.is_none());
+        let unreadable = policies.unreadable_policy_of(context.configuration());
+        let governing = governing.filter(|_| unreadable.is_none());
+        // A policy that is gone holds up no other.
+        let departing = departing_policy(context).filter(|_| governing.is_none() && dispute.is_none());
+        let kept_policy = unreadable.or(departing);
         let stage = governing.and_then(|policy| rollout_stage(policy, context));
         // Nodes that are down get a configuration once they are back: many that vanish for a moment must not change together.
         let is_down = context.is_down() && context.configuration().is_some();
@@ -116,11 +123,19 @@ impl<'a> DesiredNode<'a> {
             disputed,
             overridden,
         } = desired_taints(&matched);
-        let held_taints = disputed.keys().cloned().collect();
+        let mut held_taints: BTreeSet<TaintKey> = disputed.keys().cloned().collect();
         let mut taints = startup.desired.clone();
         taints.extend(unhealthy);
         taints.retain(|id, _| !disputed.contains_key(id));
         taints.extend(desired);
+        let without_pace = || {
+            let is_ours = |id: &TaintKey| is_temporary(id, &startup);
+            let current = current_taints(context.node);
+            claim(&current, &record.taints, &taints, &held_taints, is_ours, context.now)
+        };
+        let paced_taints = PacedTaints::new(&matched, &taints, without_pace, permit, record, context);
+        taints.retain(|id, _| !paced_taints.held.contains(id));
+        held_taints.extend(paced_taints.held.iter().cloned());
         let mut labels = desired_labels(&matched, placed, serving, needs_mps(placed, context));
         let mut held_labels = labels.held();
         if dispute.is_some() {
@@ -149,6 +164,7 @@ impl<'a> DesiredNode<'a> {
             unhealthy_from,
             kept_policy,
             keeps_resources: false,
+            paced: paced_taints,
             matched,
         }
     }
@@ -165,14 +181,17 @@ impl<'a> DesiredNode<'a> {
         self
     }
 
-    /// Keeps the keys in the record that a policy that cannot be read may want: those that no other policy wants.
-    pub fn with_kept_keys(mut self, policies: &PolicySet, record: &NodeRecord) -> Self {
-        let owners = record.policies.iter().filter(|name| policies.is_unreadable(name));
+    /// Keeps the keys in the record that a policy that cannot be read, or is departing, may want: those that no other policy wants.
+    pub fn with_kept_keys(mut self, policies: &PolicySet, record: &NodeRecord, context: NodeContext<'_>) -> Self {
+        let is_kept = |name: &&String| policies.is_unreadable(name) || context.is_departing(name);
+        let owners = record.policies.iter().filter(is_kept);
         let owners: Vec<String> = owners.cloned().collect();
         self.keeps_resources = !owners.is_empty();
         if owners.is_empty() {
             return self;
         }
+        // Nobody knows whether the policy has a startup taint.
+        self.startup.started = self.startup.started.or_else(|| record.started.clone());
         for (key, value) in record
             .labels
             .owned
@@ -229,7 +248,7 @@ impl<'a> DesiredNode<'a> {
             |key| is_own_label(key),
             now,
         );
-        let is_ours = |id: &TaintKey| id.key == UNHEALTHY_TAINT || self.startup.is_ours(id);
+        let is_ours = |id: &TaintKey| is_temporary(id, &self.startup);
         let taints = claim(
             &current_taints(node),
             &record.taints,
@@ -238,15 +257,18 @@ impl<'a> DesiredNode<'a> {
             is_ours,
             now,
         );
-        // Policies that disagree keep what they have.
+        // Policies that disagree, or wait, keep what they have.
         let is_held = |policy: &&String| {
             let takes_part = self.disagreements.iter().any(|it| it.values.contains_key(*policy));
-            takes_part || (self.is_disputed() && context_policy == Some(*policy))
+            let waits = self.paced.waiting.contains(*policy);
+            takes_part || waits || (self.is_disputed() && context_policy == Some(*policy))
         };
         labels.owners.extend(record.policies.iter().filter(is_held).cloned());
+        let evicting = self.paced.recorded(record, &taints.entries.owned, now);
         NodeClaims {
             labels,
             taints,
+            evicting,
             started: self.startup.started.as_ref(),
             unknown: &record.unknown,
             deselected: recorded_deselections(&self.leaving(), now).0,
@@ -286,6 +308,7 @@ impl<'a> DesiredNode<'a> {
             self.stage_ends,
             self.startup.recheck,
             self.unhealthy_from,
+            self.paced.recheck,
             claims.labels.recheck,
             claims.taints.recheck,
             stale.recheck,
@@ -311,6 +334,8 @@ impl<'a> DesiredNode<'a> {
             },
             stage: self.stage.clone(),
             waits: self.stage == Some(RolloutStage::Pending) && self.waits,
+            taint_stages: self.paced.stages.clone(),
+            drain: self.paced.drain.clone(),
             recheck: earliest(rechecks),
             waiting: self.governing.map(|_| waiting_devices(context)).unwrap_or_default(),
             ..NodePlan::default()
@@ -389,8 +414,14 @@ impl<'a> DesiredNode<'a> {
             return (PolicyOutcome::failed(Reason::InvalidSpec, refusal), None);
         }
         let is_configured = matches!(plan.gpu_node, GpuNodeChange::None | GpuNodeChange::Step { .. });
-        if changes_keys || (governs && (plan.waits || !is_configured)) {
+        let awaits_taint = self.paced.waiting.contains(&policy.name);
+        let is_waiting = (awaits_taint && context.node.ready) || (governs && (plan.waits || !is_configured));
+        if changes_keys || is_waiting {
             return (PolicyOutcome::Updating, None);
+        }
+        if awaits_taint {
+            // Nobody waits for a node that is down.
+            return (PolicyOutcome::failed(Reason::NodeNotReady, NODE_NOT_READY), None);
         }
         if governs {
             agent_outcome(policy, context)
@@ -414,6 +445,17 @@ fn keeps_configuration_of(policy: &str) -> String {
         "the node keeps the configuration of policy {policy}, which this operator cannot read; install an operator of its \
          version, or delete the policy"
     )
+}
+
+/// Returns true for taints that only gpunode uses.
+fn is_temporary(id: &TaintKey, startup: &StartupTaints) -> bool {
+    id.key == UNHEALTHY_TAINT || startup.is_ours(id)
+}
+
+/// Returns the policy whose configuration the node has, if it is gone and its removal has not reached the node.
+fn departing_policy(context: NodeContext<'_>) -> Option<&str> {
+    let policy = context.configuration()?.policy.as_str();
+    context.is_departing(policy).then_some(policy)
 }
 
 /// Returns true for labels that place agents and daemons.

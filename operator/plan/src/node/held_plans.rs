@@ -111,6 +111,7 @@ fn remove_what_ended(plan: &mut NodePlan, policies: &PolicySet, record: &NodeRec
         started: started.as_ref(),
         unknown: &record.unknown,
         deselected: record.deselected.clone(),
+        evicting: record.evicting.clone(),
     };
     plan.patch = claims.node_patch(node, claims.record_after(stale.record.clone()).as_deref());
     plan.status_patch = claims.status_patch(&stale, context).filter(|_| plan.patch.is_none());

@@ -32,6 +32,8 @@ pub struct NodeClaims<'a> {
     pub unknown: &'a UnknownFields,
     /// Policies that no longer select the node.
     pub deselected: BTreeMap<String, i64>,
+    /// Taints that evict pods, and since when.
+    pub evicting: BTreeMap<String, i64>,
 }
 
 impl NodeClaims<'_> {
@@ -57,6 +59,7 @@ impl NodeClaims<'_> {
             started: self.started.cloned(),
             unknown: self.unknown.clone(),
             deselected: self.deselected.clone(),
+            evicting: self.evicting.clone(),
         }
         .write()
     }

@@ -3,6 +3,7 @@
 use crate::{
     gpu_node::{change::GpuNodeChange, conditions::ConditionsChange},
     node::{compose::Disagreement, conflicts::KeyConflict, hold::NodeHold},
+    node_drain::NodeDrain,
     outcome::{PolicyNodeStatus, PolicyOutcome, PolicyOverride},
     rollout_stage::RolloutStage,
 };
@@ -44,6 +45,10 @@ pub struct NodePlan {
     pub waiting: Vec<NodeWaiting>,
     /// Stage of the node on its way to the governing policy's configuration.
     pub stage: Option<RolloutStage>,
+    /// Stage of the node for each policy with taints that evict pods, by name.
+    pub taint_stages: BTreeMap<String, RolloutStage>,
+    /// Taints that evict pods from the node.
+    pub drain: NodeDrain,
     /// True if the node keeps another configuration only for lack of a permit.
     pub waits: bool,
     /// Moment to plan again though nothing changed.
@@ -72,7 +77,12 @@ impl NodePlan {
 
     /// Returns true if the node and its `GpuNode` are as desired.
     pub fn is_settled(&self) -> bool {
-        !self.has_work() && !self.waits
+        !self.has_work() && !self.waits && !self.awaits_taints()
+    }
+
+    /// Returns true if the node lacks taints only for lack of a permit.
+    pub fn awaits_taints(&self) -> bool {
+        self.taint_stages.values().any(|stage| *stage == RolloutStage::Pending)
     }
 
     /// Returns the status of each policy on the node. With an `error` of the last write, policies that are updating fail:
@@ -96,6 +106,7 @@ impl NodePlan {
                     preview: self.previews.get(name).cloned(),
                     waiting,
                     stage,
+                    taint_stage: self.taint_stages.get(name).cloned(),
                     overridden: self.overridden.get(name).cloned(),
                 },
             )

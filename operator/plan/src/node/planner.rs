@@ -137,7 +137,7 @@ fn plan_enforced(
         if policies.gpu_labels() && facts_end.is_none_or(|end| now < end) {
             desired = desired.with_fact_labels(gpu_labels(gpu_node, &record.labels.owned));
         }
-        desired = desired.with_kept_keys(policies, &record);
+        desired = desired.with_kept_keys(policies, &record, context);
         let before = record.clone();
         let held = record.labels.split_off(&desired.held_labels);
         for key in released(&current, &record.labels, &desired.labels) {

@@ -36,6 +36,8 @@ pub struct NodeRecord {
     pub unknown: UnknownFields,
     /// Policies as `NAME@GENERATION` that no longer select the node by its labels, and since when, in seconds since 1970.
     pub deselected: BTreeMap<String, i64>,
+    /// Owned taints as `KEY:NoExecute` that evict pods, and the second since 1970 in which each was added.
+    pub evicting: BTreeMap<String, i64>,
 }
 
 /// Reason why a record cannot be read.
@@ -68,6 +70,8 @@ struct RecordDocument {
     started: Option<String>,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     deselected: BTreeMap<String, i64>,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    evicting: BTreeMap<String, i64>,
 }
 
 /// One fact per label and per taint.
@@ -184,6 +188,7 @@ impl NodeRecord {
             started: written.started,
             unknown,
             deselected: written.deselected,
+            evicting: written.evicting,
         })
     }
 
@@ -197,6 +202,7 @@ impl NodeRecord {
             started,
             unknown,
             deselected,
+            evicting,
         } = self;
         let is_empty = labels.is_empty() && taints.is_empty() && resources.is_empty() && started.is_none();
         if is_empty && !unknown.outlive_entries() {
@@ -212,6 +218,7 @@ impl NodeRecord {
             resources: resources.clone(),
             started: started.clone(),
             deselected: deselected.clone(),
+            evicting: evicting.clone(),
         };
         // Strings in maps and lists always have a JSON form.
         let written = serde_json::to_string(&written).ok()?;
@@ -276,6 +283,12 @@ mod tests {
         let sample = r#"{"version":1,"taints":[{"key":"startup-taint.cluster-autoscaler.kubernetes.io/gpu","effect":"NoSchedule"}],"started":"b1"}"#;
         assert_eq!(NodeRecord::read(Some(sample)).unwrap().write().as_deref(), Some(sample));
         assert_eq!(NodeRecord::read(Some(SAMPLE)).unwrap().started, None);
+    }
+
+    #[test]
+    fn moments_of_taints_that_evict_pods_are_read_as_they_were_written() {
+        let sample = r#"{"version":1,"taints":[{"key":"a","effect":"NoExecute"}],"policies":["p"],"evicting":{"a:NoExecute":1700000000}}"#;
+        assert_eq!(NodeRecord::read(Some(sample)).unwrap().write().as_deref(), Some(sample));
     }
 
     #[test]

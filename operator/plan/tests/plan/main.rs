@@ -7,6 +7,7 @@
 )]
 
 mod daemonsets;
+mod departing;
 mod deselected;
 mod explanations;
 mod fact_labels;
@@ -15,6 +16,7 @@ mod gpu_nodes;
 mod hand_over;
 mod mps;
 mod nodes;
+mod paced_taints;
 mod paused;
 mod properties;
 mod requests;

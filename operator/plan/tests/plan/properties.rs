@@ -2,6 +2,7 @@
 
 use crate::world::{World, now, policy};
 use gpunode_crds::{GpuNode, GpuNodePolicy};
+use gpunode_plan::{NodeContext, PolicySet, plan_node};
 use proptest::{collection, option, prelude::*};
 use serde_json::{Map, Value, json};
 use std::collections::{BTreeMap, BTreeSet};
@@ -210,6 +211,14 @@ fn foreign(world: &World) -> (BTreeMap<String, Value>, Vec<Value>) {
     )
 }
 
+/// Returns the labels of a node, and its taints with the effect NoExecute or with any other one.
+fn labels_and_taints(world: &World, evicting: bool) -> (Map<String, Value>, Vec<Value>) {
+    let labels = world.node["metadata"]["labels"].as_object().cloned();
+    let taints = world.node["spec"]["taints"].as_array().into_iter().flatten();
+    let of_kind = taints.filter(|taint| (taint["effect"] == "NoExecute") == evicting);
+    (labels.unwrap_or_default(), of_kind.cloned().collect())
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(500) })]
 
@@ -220,6 +229,20 @@ proptest! {
         prop_assert_eq!(&second.patch, &None, "first plan {:?}", first);
         prop_assert_eq!((first.hold, first.matched, first.governing), (second.hold, second.matched, second.governing));
         prop_assert_eq!((first.conflicts, first.previews), (second.conflicts, second.previews));
+    }
+
+    #[test]
+    fn without_a_permit_no_taint_evicts_pods_and_all_else_is_as_with_one(mut world in untouched(), policies in policies()) {
+        let mut waiting = world.clone();
+        let (facts, permits) = (waiting.facts(), BTreeSet::new());
+        let context = NodeContext::new(&facts, None, waiting.now).with_taint_permits(&permits);
+        let plan = plan_node(&PolicySet::new(&policies), context);
+        if let Some(patch) = &plan.patch {
+            json_patch::patch(&mut waiting.node, patch).unwrap();
+        }
+        prop_assert_eq!(labels_and_taints(&waiting, true).1, labels_and_taints(&world, true).1);
+        world.converge(&policies);
+        prop_assert_eq!(labels_and_taints(&waiting, false), labels_and_taints(&world, false));
     }
 
     #[test]

@@ -129,7 +129,7 @@ impl ConvergedCluster {
                     let work = self.scene.index.policy_status_write(&name, Timestamp::UNIX_EPOCH);
                     statuses += usize::from(black_box(work).is_some());
                 }
-                WorkKey::DaemonSet(name) => panic!("no event of a node concerns {name}"),
+                WorkKey::DaemonSet(name) | WorkKey::Removal(name) => panic!("no event of a node concerns {name}"),
             }
         }
         let elapsed = start.elapsed();
@@ -179,7 +179,7 @@ impl ConvergedCluster {
         let mut due = |key: &WorkKey| match key {
             WorkKey::Node(name) => self.scene.node_write(name).is_some(),
             WorkKey::PolicyStatus(name) => self.scene.index.policy_status_write(name, Timestamp::now()).is_some(),
-            WorkKey::DaemonSet(_) => false,
+            WorkKey::DaemonSet(_) | WorkKey::Removal(_) => false,
         };
         keys.into_iter().filter(|key| due(key)).count()
     }

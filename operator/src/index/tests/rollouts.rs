@@ -106,21 +106,6 @@ impl Scene {
         }
     }
 
-    /// Nodes that are due now.
-    fn queued_nodes(&self) -> Vec<&str> {
-        let now = self.effects.queued.iter().filter(|queued| queued.at.is_none());
-        let names: BTreeSet<_> = now
-            .filter_map(|queued| {
-                if let WorkKey::Node(name) = &queued.key {
-                    Some(name.as_str())
-                } else {
-                    None
-                }
-            })
-            .collect();
-        names.into_iter().collect()
-    }
-
     fn ready(&self) -> String {
         let status = self
             .index
@@ -137,7 +122,7 @@ fn nodes_change_one_after_the_other_in_the_order_of_their_names() {
     let mut scene = Scene::governed("{maxUnavailable: 1}");
     scene.set_policy("p", &spec(true, "{maxUnavailable: 1}"));
     for (index, name) in NODES.into_iter().enumerate() {
-        assert_eq!(scene.queued_nodes(), [name]);
+        assert_eq!(scene.due_nodes(), [name]);
         assert!(
             NODES
                 .iter()
@@ -150,7 +135,7 @@ fn nodes_change_one_after_the_other_in_the_order_of_their_names() {
         let words = format!("False NodesUpdating: {index} of 4 nodes {have} the new configuration; {name} is changing");
         assert_eq!(scene.ready(), words);
         scene.report(name, Agent::PutsInForce);
-        let woken: Vec<String> = scene.queued_nodes().into_iter().map(str::to_owned).collect();
+        let woken: Vec<String> = scene.due_nodes().into_iter().map(str::to_owned).collect();
         assert!(!scene.work_on(name), "the end of its turn gives no configuration");
         assert_eq!(scene.index.objects.gpu_nodes.get(name).unwrap().spec.step, None);
         scene.effects.queued = woken
@@ -173,9 +158,9 @@ fn rollout_stops_at_the_node_that_rejects_and_resumes_with_another_spec() {
     scene.report("a", Agent::PutsInForce);
     assert!(scene.work_on("b"));
     scene.report("b", Agent::Rejects);
-    assert_eq!(scene.queued_nodes(), ["b"], "its failure is recorded");
+    assert_eq!(scene.due_nodes(), ["b"], "its failure is recorded");
     assert!(NODES.iter().all(|name| !scene.work_on(name)));
-    assert_eq!(scene.queued_nodes(), [""; 0]);
+    assert_eq!(scene.due_nodes(), [""; 0]);
     assert!(scene.ready().starts_with(
         "False RolloutStopped: stopped: node b failed: ConfigurationRejected: no; no other node changes until the policy's \
          spec changes; 1 of 4"
@@ -183,7 +168,7 @@ fn rollout_stops_at_the_node_that_rejects_and_resumes_with_another_spec() {
 
     scene.set_policy("p", &spec(false, "{}"));
     assert_eq!(
-        scene.queued_nodes(),
+        scene.due_nodes(),
         ["a", "b"],
         "b failed before and waits for no other node; c and d never changed"
     );
@@ -222,7 +207,7 @@ fn larger_budget_queues_the_next_nodes() {
     scene.set_policy("p", &spec(true, "{}"));
     assert!(scene.work_on("a"));
     scene.set_policy("p", &spec(true, "{maxUnavailable: 75%}"));
-    assert_eq!(scene.queued_nodes(), ["b", "c"]);
+    assert_eq!(scene.due_nodes(), ["b", "c"]);
 }
 
 #[test]
@@ -232,7 +217,7 @@ fn refused_write_delays_no_other_node() {
     assert!(scene.node_write("a").is_some());
     assert!(scene.node_write("b").is_none(), "a may have been written");
     scene.finished(node("a"), WriteResult::Refused("denied".to_owned()));
-    assert_eq!(scene.queued_nodes(), ["b"]);
+    assert_eq!(scene.due_nodes(), ["b"]);
     assert_eq!(scene.index.node_counts()[0].1.failed, 1);
     for name in ["b", "c", "d"] {
         assert!(!scene.work_on("a") && scene.work_on(name), "{name}");
@@ -249,13 +234,13 @@ fn new_leader_goes_on_where_the_old_one_was() {
     scene.set_policy("p", &spec(true, "{}"));
     scene.go(ClusterIndex::queue_everything);
     assert_eq!(
-        scene.queued_nodes(),
+        scene.due_nodes(),
         ["a"],
         "the turns that a standby granted are not lost"
     );
     assert!(scene.work_on("a"));
     scene.go(ClusterIndex::queue_everything);
-    assert_eq!(scene.queued_nodes(), [""; 0]);
+    assert_eq!(scene.due_nodes(), [""; 0]);
 }
 
 #[test]
@@ -265,7 +250,7 @@ fn deleted_node_gives_its_turn_to_the_next() {
     assert!(scene.work_on("a"));
     let gone = scene.facts("a", &json!({}));
     scene.apply(IndexMessage::Nodes(WatchUpdate::Deleted(deleted(&gone))));
-    assert_eq!(scene.queued_nodes(), ["b"]);
+    assert_eq!(scene.due_nodes(), ["b"]);
 }
 
 /// Sets the live DaemonSet of the policy, with new pods on `updated` of its four nodes.

@@ -34,6 +34,7 @@ impl Scene {
             writes: write_sender,
             events: event_channel().0,
             evictions: Arc::new(WorkQueue::new()),
+            drains: Arc::new(WorkQueue::new()),
             deletes_rejected_pods: watch::channel(false).0,
         };
         let mut reconciler = Reconciler::new(index, outputs, Arc::new(OperatorMetrics::new()));

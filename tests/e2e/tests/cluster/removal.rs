@@ -83,6 +83,18 @@ fn a_policy_deleted_while_the_operator_is_down_is_undone_when_it_starts() -> Res
     lab.scale_operator(0)?;
     lab.kubectl(&["delete", "gpunodepolicy", "v100-reserved", "--timeout=30s"])?;
     lab.scale_operator(2)?;
+    // Nobody saw the deletion, so the policy has a minute to come back.
+    let selector = "involvedObject.name=v100-reserved,reason=PolicyMissing";
+    eventually("an event says that the policy is missing", LIMIT, || {
+        let events = names(&lab.get(&["events", "--field-selector", selector])?);
+        ensure!(!events.is_empty(), "there is none");
+        Ok(())
+    })?;
+    assert_ne!(
+        node_snapshot(&lab.node(V100)?),
+        before,
+        "the node keeps everything until then"
+    );
     await_snapshot(&lab, &before)
 }
 

@@ -1,7 +1,7 @@
 //! A new configuration goes from node to node, stops at the first that fails with it, and goes on with a better one.
 
 use anyhow::{Result, ensure};
-use gpunode_e2e::{A100, Lab, NodeWatch, T4, V100, condition, eventually};
+use gpunode_e2e::{A100, Lab, NodeWatch, T4, V100, condition, eventually, names, taints};
 use serde_json::Value;
 use std::time::Duration;
 
@@ -82,4 +82,52 @@ fn a_rollout_stops_at_the_second_node_and_a_fixed_spec_resumes_it() -> Result<()
         }
         Ok(())
     })
+}
+
+/// Three nodes that get a taint with the effect NoExecute, in the order of their names.
+const EVICTING: &str = "apiVersion: gpunode.dev/v1alpha1
+kind: GpuNodePolicy
+metadata: {name: evicting}
+spec:
+  nodeSelector: {matchExpressions: [{key: pool, operator: In, values: [a100, inference, training]}]}
+  rollout: {maxUnavailable: 1}
+  taints: [{key: evicting, effect: NoExecute}]
+";
+
+#[test]
+#[ignore = "needs the local cluster: make test"]
+fn a_taint_that_evicts_reaches_the_next_node_when_the_pods_of_the_one_before_are_gone() -> Result<()> {
+    let lab = Lab::enter()?;
+    // The first process of a container ignores SIGTERM unless it asks for it.
+    lab.apply(&format!(
+        "apiVersion: v1
+kind: Pod
+metadata: {{name: slow}}
+spec:
+  nodeName: {A100}
+  terminationGracePeriodSeconds: 6
+  containers: [{{name: main, image: gpunode.test/cuda:1, command: [sleep, '100000']}}]
+"
+    ))?;
+    lab.await_pod("slow", "Running")?;
+    let await_taint = |node: &str| {
+        eventually(&format!("{node} has the taint"), LIMIT, || {
+            let taints = taints(&lab.node(node)?);
+            ensure!(taints.contains(&"evicting=:NoExecute".to_owned()), "it has {taints:?}");
+            Ok(())
+        })
+    };
+    let slow_pods = || Ok::<_, anyhow::Error>(names(&lab.get(&["pods", "--field-selector", "metadata.name=slow"])?));
+
+    lab.apply(EVICTING)?;
+    await_taint(A100)?;
+    assert_eq!(slow_pods()?, ["slow"], "it has some seconds to end");
+    await_taint(T4)?;
+    assert!(
+        slow_pods()?.is_empty(),
+        "the second node has the taint before the pod is gone"
+    );
+    await_taint(V100)?;
+    lab.await_ready("evicting")?;
+    Ok(())
 }

@@ -36,9 +36,9 @@ fn labelled(scene: &mut Scene, name: &str, label: Option<(&str, &str)>) {
 fn node_that_is_released_before_its_turn_gets_it_when_it_is_back() {
     let mut scene = Scene::governed("{maxUnavailable: 1}");
     scene.set_policy("p", &spec(true, "{maxUnavailable: 1}"));
-    assert_eq!(scene.queued_nodes(), ["a"]);
+    assert_eq!(scene.due_nodes(), ["a"]);
     labelled(&mut scene, "a", Some(("gpunode.dev/release", "true")));
-    assert_eq!(scene.queued_nodes(), ["a", "b"]);
+    assert_eq!(scene.due_nodes(), ["a", "b"]);
     assert!(!scene.work_on("a"), "the request is all that is written");
     assert!(scene.index.objects.gpu_nodes.get("a").unwrap().spec.release);
     for name in ["b", "c", "d"] {

@@ -1,0 +1,69 @@
+//! Policies that are gone: what they wrote stays until their removal reaches the node.
+
+use crate::world::{World, policy};
+use gpunode_crds::GpuNodePolicy;
+use gpunode_plan::{GpuNodeChange, NodeContext, NodePlan, PolicySet, plan_node};
+use serde_json::json;
+use std::collections::BTreeSet;
+
+fn plan(world: &World, policies: &[GpuNodePolicy]) -> NodePlan {
+    let departing = BTreeSet::from(["gone".to_owned()]);
+    let facts = world.facts();
+    let context = NodeContext::new(&facts, world.gpu_node.as_ref(), world.now).departing(&departing);
+    plan_node(&PolicySet::new(policies), context)
+}
+
+fn gone() -> GpuNodePolicy {
+    policy(
+        "gone",
+        "{nodeSelector: {}, labels: {x: y}, taints: [{key: t, effect: NoExecute}], startupTaint: {}, devicePlugin: {}}",
+    )
+}
+
+/// A node on which the policy was in force.
+fn governed() -> World {
+    let mut world = World::sample();
+    let created = world.converge(&[gone()]).gpu_node;
+    let GpuNodeChange::Create(mut gpu_node) = created else {
+        panic!("{created:?}")
+    };
+    gpu_node.metadata.uid = Some("g".to_owned());
+    gpu_node.metadata.resource_version = Some("7".to_owned());
+    world.gpu_node = Some(*gpu_node);
+    let mut record: serde_json::Value = serde_json::from_str(world.record().unwrap()).unwrap();
+    record["started"] = json!("");
+    world.set_record(Some(&record.to_string()));
+    world.converge(&[gone()]);
+    world
+}
+
+#[test]
+fn everything_stays_until_the_removal_reaches_the_node() {
+    let world = governed();
+    let kept = plan(&world, &[]);
+    assert_eq!((kept.patch, kept.gpu_node), (None, GpuNodeChange::None));
+    let reached = world.plan(&[]);
+    assert!(reached.patch.is_some() && reached.gpu_node != GpuNodeChange::None);
+    // It is in force again, as if nothing had happened.
+    let back = world.plan(&[gone()]);
+    assert_eq!(back.gpu_node, GpuNodeChange::None);
+    assert!(!json!(back.patch).to_string().contains("/spec/taints"));
+}
+
+#[test]
+fn policy_that_wants_the_node_instead_waits_for_no_removal() {
+    let world = governed();
+    let other = policy(
+        "other",
+        "{nodeSelector: {}, labels: {x: z}, devicePlugin: {passDeviceSpecs: true}}",
+    );
+    let plan = plan(&world, &[other]);
+    assert_eq!(plan.governing.as_deref(), Some("other"));
+    assert!(plan.gpu_node.gives_configuration());
+    let patch = json!(plan.patch).to_string();
+    assert!(
+        patch.contains("\"/metadata/labels/x\"") && !patch.contains("/spec/taints"),
+        "{patch}"
+    );
+    assert!(plan.disagreements.is_empty() && plan.conflicts.is_empty());
+}

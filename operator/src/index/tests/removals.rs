@@ -1,0 +1,156 @@
+//! Removals of what policies wrote that are gone.
+
+use super::*;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+fn at(second: i64) -> Timestamp {
+    Timestamp::from_second(second).unwrap()
+}
+
+fn name(index: usize) -> String {
+    format!("n-{index:02}")
+}
+
+impl Scene {
+    /// A policy that is in force on so many nodes.
+    fn in_force(nodes: usize, spec: &str) -> Self {
+        let mut scene = Self::synced();
+        scene.set_policy("p", spec);
+        for index in 0..nodes {
+            scene.set_node(&name(index), &json!({"pool": "a"}));
+            scene.write_node(&name(index));
+        }
+        scene
+    }
+
+    fn removal_at(&mut self, second: i64) -> Vec<String> {
+        let key = WorkKey::Removal("p".to_owned());
+        let write = self.go(|index, _, effects| index.planned_write(&key, at(second), effects));
+        assert_eq!(write, None);
+        self.due_nodes().into_iter().map(str::to_owned).collect()
+    }
+
+    fn queued_removal(&self) -> Option<Timestamp> {
+        let mut removals = self
+            .effects
+            .queued
+            .iter()
+            .filter(|queued| matches!(queued.key, WorkKey::Removal(_)));
+        removals.next().and_then(|queued| queued.at)
+    }
+
+    fn events(&self) -> Vec<(&str, &str)> {
+        let events = self.effects.events.iter();
+        events
+            .map(|event| (event.reason.as_str(), event.message.as_str()))
+            .collect()
+    }
+}
+
+#[test]
+fn removal_from_many_nodes_reaches_ten_in_a_second_and_ends_when_the_policy_is_back() {
+    let mut scene = Scene::in_force(30, LABEL);
+    scene.delete_policy("p");
+    assert!(scene.due_nodes().is_empty(), "{:?}", scene.effects);
+    assert_eq!((scene.queued_removal(), scene.index.removal_nodes()), (Some(at(0)), 30));
+    assert_eq!(scene.removal_at(0), (0..10).map(name).collect::<Vec<_>>());
+    assert_eq!(scene.events().first().map(|(reason, _)| *reason), Some("RemovalPaced"));
+    assert_eq!((scene.queued_removal(), scene.index.removal_nodes()), (Some(at(1)), 20));
+    assert!(scene.node_write(&name(9)).is_some() && scene.node_write(&name(10)).is_none());
+    assert_eq!(scene.removal_at(1), (10..20).map(name).collect::<Vec<_>>());
+    assert!(scene.events().is_empty(), "it is told once");
+
+    scene.set_policy("p", LABEL);
+    assert_eq!(scene.index.removal_nodes(), 0);
+    assert!(scene.removal_at(2).is_empty());
+    assert_eq!(scene.node_write(&name(25)), None, "it has everything");
+}
+
+#[test]
+fn removal_from_few_nodes_is_not_paced() {
+    let mut scene = Scene::in_force(20, LABEL);
+    scene.delete_policy("p");
+    assert_eq!((scene.due_nodes().len(), scene.queued_removal()), (20, None));
+    assert_eq!(scene.index.removal_nodes(), 0);
+}
+
+#[test]
+fn policy_that_is_missing_from_a_list_has_a_minute_to_come_back() {
+    let mut scene = Scene::in_force(2, PLUGIN);
+    let daemonset = policy_daemonset_name("p");
+    scene.write_daemonset(&daemonset, |_| {});
+    for second in [0, 100] {
+        scene.go(|index, _, effects| {
+            index.apply(IndexMessage::Policies(WatchUpdate::Listed(vec![])), at(second), effects);
+        });
+        let [(reason, message)] = scene.events()[..] else {
+            panic!("{:?}", scene.events())
+        };
+        assert_eq!(reason, "PolicyMissing");
+        assert!(message.contains("2 nodes keep what it wrote for a minute"), "{message}");
+        assert_eq!(scene.queued_removal(), Some(at(second + 60)));
+        assert!(scene.removal_at(second + 59).is_empty());
+        let write = scene.go(|index, _, effects| index.node_write("n-00", at(second + 59), effects));
+        assert!(write.is_none_or(|write| write.patch.is_none()));
+        assert_eq!(scene.index.daemonset_write(&daemonset), None);
+        if second == 0 {
+            scene.set_policy("p", PLUGIN);
+            assert_eq!(scene.index.removal_nodes(), 0);
+        }
+    }
+    assert_eq!(scene.removal_at(160), ["n-00", "n-01"]);
+    assert!(scene.queued().contains(&&WorkKey::DaemonSet(daemonset.clone())));
+    let write = scene.index.daemonset_write(&daemonset);
+    assert!(matches!(write, Some(DaemonSetWrite::Delete { .. })), "{write:?}");
+}
+
+#[test]
+fn policy_that_is_missing_from_the_first_list_has_a_minute_to_come_back() {
+    let mut scene = Scene::not_synced();
+    let owned = NodeFacts {
+        owned: Some(r#"{"version":1,"labels":{"x":"y"},"policies":["p"]}"#.to_owned()),
+        annotated: true,
+        ..scene.facts("a", &json!({"x": "y"}))
+    };
+    scene.apply(IndexMessage::Nodes(WatchUpdate::Listed(vec![owned])));
+    scene.apply(IndexMessage::GpuNodes(WatchUpdate::Listed(vec![])));
+    scene.apply(IndexMessage::DaemonSets(WatchUpdate::Listed(vec![])));
+    scene.apply(IndexMessage::Policies(WatchUpdate::Listed(vec![])));
+    assert!(scene.due_nodes().is_empty(), "{:?}", scene.effects);
+    scene.go(ClusterIndex::queue_everything);
+    assert!(scene.queued().contains(&&WorkKey::Removal("p".to_owned())));
+    assert_eq!(scene.events().first().map(|(reason, _)| *reason), Some("PolicyMissing"));
+    assert!(scene.due_nodes().is_empty(), "{:?}", scene.effects);
+    assert!(scene.removal_at(59).is_empty());
+    assert_eq!(scene.removal_at(60), ["a"]);
+}
+
+#[test]
+fn policy_that_somebody_deletes_and_that_still_exists_is_not_missing() {
+    let mut scene = Scene::in_force(2, LABEL);
+    let mut policy = scene.policy("p", LABEL);
+    policy.metadata.deletion_timestamp = Some(Time(at(0)));
+    scene.apply(IndexMessage::Policies(WatchUpdate::applied(policy.into())));
+    assert_eq!(scene.due_nodes().len(), 2);
+    assert!(scene.events().is_empty());
+}
+
+#[test]
+fn node_that_is_left_as_it_is_begins_no_removal_again_and_again() {
+    let mut scene = Scene::in_force(1, LABEL);
+    scene.delete_policy("p");
+    scene.set_policy("q", "{nodeSelector: {}, labels: {other: works}}");
+    assert!(scene.events().is_empty() && scene.queued_removal().is_none());
+    assert_eq!(scene.index.removal_nodes(), 0);
+}
+
+#[test]
+fn what_another_policy_wants_waits_for_no_removal() {
+    let mut scene = Scene::in_force(21, LABEL);
+    scene.set_policy("q", "{priority: -1, nodeSelector: {}, labels: {x: z}}");
+    scene.delete_policy("p");
+    assert_eq!(scene.due_nodes().len(), 21);
+    scene.write_node("n-20");
+    let labels = scene.index.objects.nodes.get("n-20").unwrap().labels.to_map();
+    assert_eq!(labels.get("x").map(String::as_str), Some("z"));
+}
