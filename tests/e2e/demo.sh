@@ -46,7 +46,7 @@ advertises() { is "kubectl get node $1 -o json | jq -r '.status.allocatable[\"$2
 allocatable() { advertises "$1" nvidia.com/gpu "$2"; }
 # The record names resources until the kubelet removes them, 5 to 7 minutes after the end of their plugin.
 snapshot() { kubectl get node "$1" -o json | jq -S '.metadata.annotations |= ((.["gpunode.dev/owned"] // empty) |= (fromjson | del(.resources))) | {labels: .metadata.labels, annotations: .metadata.annotations, taints: .spec.taints, unschedulable: .spec.unschedulable}'; }
-sample_pods() { kubectl kustomize "manifests/samples/$1" | sed 's|nvidia/cuda:[^ ]*|gpunode.test/cuda:1|'; }
+sample_pods() { kubectl kustomize "manifests/samples/$1"; }
 pending_because() { kubectl get events --field-selector "involvedObject.name=$1,reason=FailedScheduling" -o jsonpath='{.items[*].message}' | grep -q "$2"; }
 visible() { kubectl exec "$1" -- sh -c 'echo $NVIDIA_VISIBLE_DEVICES'; }
 sees() { [ "$(visible "$1" | tr ',' '\n' | grep -c '^GPU-')" = "$2" ]; }
@@ -70,7 +70,7 @@ finish() {
   if [ -n "${KEEP:-}" ] && [ "$status" = 0 ]; then
     kubectl delete pods,jobs,deployments --all --grace-period=0 --force > /dev/null 2>&1
     kubectl apply -k manifests/samples > /dev/null
-    printf '\nThe cluster keeps running, with the sample policies. Use the image gpunode.test/cuda:1 for pods.\n  export KUBECONFIG=%s\n  export PATH=%s:$PATH\n  kubectl gpunode status\nStop it with\n  make cluster-down NAME=%s\n' "$KUBECONFIG" "$bin" "$name"
+    printf '\nThe cluster keeps running, with the sample policies. Apply the pods of manifests/samples, or use the image gpunode.test/cuda:1.\n  export KUBECONFIG=%s\n  export PATH=%s:$PATH\n  kubectl gpunode status\nStop it with\n  make cluster-down NAME=%s\n' "$KUBECONFIG" "$bin" "$name"
   else
     title "stopping the cluster"
     "$cluster" down --name "$name"

@@ -19,6 +19,8 @@ pub(crate) const PAUSE: &str = "gpunode.test/pause:1";
 pub const BUSYBOX: &str = "gpunode.test/busybox:1";
 /// Image that stands for a CUDA workload: [`BUSYBOX`] under a second name, both with an `nvidia-smi`.
 pub const CUDA: &str = "gpunode.test/cuda:1";
+/// [`CUDA`] under the name that the pods of `manifests/samples` use, so that they run as they are and nothing is pulled.
+const SAMPLES: &str = "docker.io/nvidia/cuda:12.8.1-base-ubuntu24.04";
 
 /// Says which GPUs the container was given.
 const NVIDIA_SMI: &str = "#!/bin/sh\necho \"$NVIDIA_VISIBLE_DEVICES\"\n";
@@ -53,7 +55,12 @@ pub(crate) fn build(bin: &Path, images: &Path) -> Result<Vec<PathBuf>> {
     fs::create_dir_all(images).with_context(|| format!("create {}", images.display()))?;
     [
         ("pause.tar", &pause, json!(["/pause"]), vec![PAUSE]),
-        ("busybox.tar", &busybox, json!(["/bin/sh"]), vec![BUSYBOX, CUDA]),
+        (
+            "busybox.tar",
+            &busybox,
+            json!(["/bin/sh"]),
+            vec![BUSYBOX, CUDA, SAMPLES],
+        ),
     ]
     .into_iter()
     .map(|(file, entries, command, tags)| {
@@ -126,6 +133,34 @@ fn hex(content: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Collects the images that the manifests in a folder and the folders below it name.
+    fn images(folder: &Path, found: &mut Vec<String>) {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                images(&path, found);
+                continue;
+            }
+            let text = fs::read_to_string(&path).unwrap();
+            let named = text.lines().filter_map(|line| line.trim().strip_prefix("image: "));
+            found.extend(named.map(str::to_owned));
+        }
+    }
+
+    #[test]
+    fn nodes_have_the_image_of_every_sample_pod() {
+        let samples = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../manifests/samples");
+        let mut found = Vec::new();
+        images(&samples, &mut found);
+        assert!(found.len() >= 7, "{found:?}");
+        // A kubelet reads a name without a registry as one of docker.io.
+        let missing: Vec<_> = found
+            .iter()
+            .filter(|name| format!("docker.io/{name}") != SAMPLES)
+            .collect();
+        assert!(missing.is_empty(), "{missing:?}");
+    }
 
     #[test]
     fn an_archive_names_its_tags_and_is_always_the_same() {

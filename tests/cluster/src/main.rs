@@ -3,6 +3,8 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::print_stderr, reason = "a command line tool talks to its caller")]
 
+mod gpu_command;
+
 use std::{
     fmt,
     io::{self, Write},
@@ -12,7 +14,9 @@ use std::{
 
 use anyhow::Result;
 use clap::{Args, Parser, Subcommand};
+use gpu_command::GpuChange;
 use gpunode_cluster::{Cluster, ClusterFile, DEFAULT_NAME, Options, Progress, ROOT_VARIABLE, default_root, missing};
+use gpunode_scenario::StateFile;
 
 /// Runs a real Kubernetes cluster with simulated GPU nodes on this machine.
 #[derive(Parser)]
@@ -51,6 +55,17 @@ enum Task {
         #[arg(required = true, value_name = "ARCHIVE")]
         archives: Vec<PathBuf>,
     },
+    /// Break a GPU of a node, or mend it: `gpu gpu-t4 1 xid 79`.
+    Gpu {
+        #[command(flatten)]
+        which: Which,
+        /// Name of the node.
+        node: String,
+        /// Index of the GPU.
+        index: u32,
+        #[command(subcommand)]
+        change: GpuChange,
+    },
     /// Say which programs of a cluster run.
     Status {
         #[command(flatten)]
@@ -66,7 +81,7 @@ enum Task {
 #[derive(Args)]
 struct Which {
     /// Name of the cluster.
-    #[arg(long, default_value = DEFAULT_NAME)]
+    #[arg(long, global = true, default_value = DEFAULT_NAME)]
     name: String,
     #[command(flatten)]
     folder: Folder,
@@ -114,6 +129,17 @@ fn run(task: Task) -> Result<ExitCode> {
                 cluster.import_image_everywhere(&archive)?;
                 print_line(format_args!("imported {}", archive.display()));
             }
+        }
+        Task::Gpu {
+            which,
+            node,
+            index,
+            change,
+        } => {
+            let cluster = Cluster::attach_in(&which.folder.path()?, &which.name)?;
+            let state = StateFile::open(cluster.node(&node)?.driver_dir()?)?;
+            let text = change.apply(&state, index)?;
+            print_line(format_args!("GPU {index} of {node}: {text}"));
         }
         Task::Status { which } => status(which)?,
         Task::Check { folder } => {
@@ -183,4 +209,37 @@ fn status(which: Which) -> Result<()> {
 /// Prints a line. A closed standard output is no error.
 fn print_line(line: fmt::Arguments<'_>) {
     let _ = writeln!(io::stdout(), "{line}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_line_breaks_a_gpu_of_any_cluster() {
+        for (arguments, cluster, expected) in [
+            (
+                &["gpu-t4", "1", "xid", "79"][..],
+                DEFAULT_NAME,
+                GpuChange::Xid { number: 79 },
+            ),
+            (&["gpu-t4", "1", "recover", "--name", "e2e"], "e2e", GpuChange::Recover),
+            (&["--name", "e2e", "gpu-t4", "1", "lose"], "e2e", GpuChange::Lose),
+        ] {
+            let arguments = [&["gpunode-cluster", "gpu"], arguments].concat();
+            let cli = Cli::try_parse_from(&arguments).unwrap();
+            let Task::Gpu {
+                which,
+                node,
+                index,
+                change,
+            } = cli.command
+            else {
+                panic!("{arguments:?} are those of `gpu`")
+            };
+            assert_eq!((which.name.as_str(), node.as_str(), index), (cluster, "gpu-t4", 1));
+            assert_eq!(change, expected);
+        }
+        assert!(Cli::try_parse_from(["gpunode-cluster", "gpu", "gpu-t4", "1", "xid"]).is_err());
+    }
 }

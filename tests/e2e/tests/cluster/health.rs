@@ -10,7 +10,7 @@ use gpunode_node_tests::Stopwatch;
 use gpunode_scenario::{RecoveryAction, Scenario, StateFile};
 use jiff::Timestamp;
 use serde_json::Value;
-use std::{fs, path::PathBuf, time::Duration};
+use std::{fs, path::PathBuf, process::Command, time::Duration};
 
 const LIMIT: Duration = Duration::from_mins(3);
 const GPU: &str = "nvidia.com/gpu";
@@ -211,4 +211,34 @@ fn a_driver_that_is_replaced_underneath_is_used_within_10_s_and_no_pod_notices()
         "nothing was started anew"
     );
     Ok(())
+}
+
+#[test]
+#[ignore = "needs the local cluster: make test"]
+fn one_line_breaks_a_gpu_of_the_local_cluster_and_one_mends_it() -> Result<()> {
+    let lab = Lab::enter()?;
+    samples::advertise_four_t4(&lab, "")?;
+    let gpu = |change: &[&str]| -> Result<()> {
+        let cluster = lab.cluster().folder();
+        let name = cluster.file_name().context("find the name of the cluster")?;
+        let program = Command::new(Lab::repository().join("target/release/gpunode-cluster"))
+            .args(["gpu", T4, "2"])
+            .args(change)
+            .arg("--name")
+            .arg(name)
+            .current_dir(Lab::repository())
+            .output()?;
+        ensure!(program.status.success(), "{change:?}: {program:?}");
+        Ok(())
+    };
+    gpu(&["xid", "79"])?;
+    let broken = eventually("GPU 2 has XID 79", LIMIT, || {
+        let health = lab.get(&["gpunode", T4])?["status"]["gpus"][2]["health"].clone();
+        ensure!(health["xid"] == 79, "it is {health}");
+        lab.await_allocatable(T4, GPU, 3)
+    });
+    // Mended first, whatever was seen: the next test needs the GPU.
+    gpu(&["recover"])?;
+    broken?;
+    lab.await_allocatable(T4, GPU, 4)
 }

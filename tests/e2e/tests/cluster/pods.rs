@@ -2,7 +2,7 @@
 
 use crate::samples;
 use anyhow::{Context, Result, ensure};
-use gpunode_e2e::{A100, Lab, T4, V100, eventually};
+use gpunode_e2e::{A100, Lab, MIXED, T4, V100, eventually};
 use serde_json::Value;
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -117,6 +117,26 @@ fn four_t4_with_four_replicas_run_sixteen_pods_four_on_each_gpu() -> Result<()> 
     );
     let of_node: BTreeSet<String> = lab.gpu_uuids(T4)?.into_iter().collect();
     assert_eq!(per_gpu.into_keys().collect::<BTreeSet<_>>(), of_node);
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs the local cluster: make test"]
+fn sample_pods_that_share_gpus_run_as_they_are() -> Result<()> {
+    let lab = Lab::enter()?;
+    for (policy, label, pool) in [
+        ("gpu-mem", "sharing: memory", "pool: inference"),
+        ("mps", "sharing: mps", "pool: training"),
+        ("a100-mig-mixed", "pool: a100", "pool: mixed"),
+    ] {
+        // The nodes of the local cluster have other labels.
+        lab.apply(&samples::policy(policy)?.replace(label, pool))?;
+    }
+    lab.apply(&samples::pods(&lab, "pods-shared")?)?;
+    lab.await_running("gpu-mem", 2)?;
+    for (pod, node) in [("mps", V100), ("mig", MIXED)] {
+        assert_eq!(lab.await_pod(pod, "Running")?["spec"]["nodeName"], node, "{pod}");
+    }
     Ok(())
 }
 

@@ -3,9 +3,8 @@
 use anyhow::{Context, Result};
 use gpunode_e2e::{Lab, T4};
 
-/// Image that the local cluster has in the place of `nvidia/cuda`.
+/// Image of test pods.
 const LOCAL_IMAGE: &str = "gpunode.test/cuda:1";
-const SAMPLE_IMAGE: &str = "nvidia/cuda:12.8.1-base-ubuntu24.04";
 
 /// A file of `manifests/samples`.
 pub fn policy(name: &str) -> Result<String> {
@@ -33,11 +32,10 @@ pub fn advertise_four_t4(lab: &Lab, more: &str) -> Result<()> {
     lab.await_ready("sharing").map(drop)
 }
 
-/// A folder of sample pods, unchanged but for the image.
+/// A folder of sample pods, unchanged.
 pub fn pods(lab: &Lab, folder: &str) -> Result<String> {
     let path = Lab::repository().join("manifests/samples").join(folder);
-    let manifest = lab.kubectl(&["kustomize", &path.to_string_lossy()])?;
-    Ok(manifest.replace(SAMPLE_IMAGE, LOCAL_IMAGE))
+    lab.kubectl(&["kustomize", &path.to_string_lossy()])
 }
 
 /// A Deployment of pods that hold one `nvidia.com/gpu` each on the nodes of a pool.

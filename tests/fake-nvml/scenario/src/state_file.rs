@@ -162,6 +162,21 @@ impl StateFile {
         self.update_gpu(gpu, |state| state.lost = false)
     }
 
+    /// Ends everything that is wrong with a GPU, as a new board or a reboot of the node would. Its work and past XIDs stay.
+    pub fn repair(&self, gpu: u32) -> Result<(), StateError> {
+        self.update_gpu(gpu, |state| {
+            let broken = std::mem::take(state);
+            *state = GpuState {
+                xids: broken.xids,
+                processes: broken.processes,
+                memory_used_mib: broken.memory_used_mib,
+                utilization_percent: broken.utilization_percent,
+                temperature_c: broken.temperature_c,
+                ..GpuState::default()
+            };
+        })
+    }
+
     /// Sets what the driver asks for to bring a GPU back.
     pub fn set_recovery_action(&self, gpu: u32, action: RecoveryAction) -> Result<(), StateError> {
         self.update_gpu(gpu, |state| state.recovery_action = action)

@@ -5,7 +5,8 @@
 use std::{fs, thread};
 
 use gpunode_scenario::{
-    ComputeMode, DriverState, ReturnCode, STATE_FILE, Scenario, State, StateError, StateFile, Topology,
+    ComputeMode, DriverState, GpuProcess, GpuState, ProcessKind, RecoveryAction, ReturnCode, STATE_FILE, Scenario,
+    State, StateError, StateFile, Topology,
 };
 
 fn node() -> (tempfile::TempDir, StateFile) {
@@ -56,6 +57,35 @@ fn faults_come_and_go() {
     let now = state.read().unwrap();
     assert!(!now.gpu(0).lost);
     assert!(now.gpu(1).failing.is_empty());
+}
+
+#[test]
+fn repaired_gpu_keeps_its_work_and_its_xids_alone() {
+    let (_dir, state) = node();
+    let work = GpuProcess {
+        pid: 7,
+        memory_mib: 900,
+        kind: ProcessKind::Compute,
+    };
+    state.set_processes(0, vec![work.clone()]).unwrap();
+    let event = state
+        .inject_xid_with_recovery(0, 79, RecoveryAction::NodeReboot)
+        .unwrap();
+    state.lose(0).unwrap();
+    state.fail(0, "nvmlDeviceGetMemoryInfo", ReturnCode::Unknown).unwrap();
+    state
+        .update_gpu(0, |gpu| (gpu.links_down, gpu.row_remap.pending) = (vec![0], true))
+        .unwrap();
+
+    state.repair(0).unwrap();
+    let gpu = state.read().unwrap().gpu(0);
+    assert_eq!(gpu.xids.iter().map(|xid| xid.id).collect::<Vec<_>>(), [event]);
+    let expected = GpuState {
+        xids: gpu.xids.clone(),
+        processes: vec![work],
+        ..GpuState::default()
+    };
+    assert_eq!(gpu, expected);
 }
 
 #[test]

@@ -1,0 +1,109 @@
+//! `gpunode-cluster gpu`: breaks a simulated GPU and mends it.
+
+use anyhow::Result;
+use clap::Subcommand;
+use gpunode_gpu::{Resolution, describe_xid};
+use gpunode_scenario::{RecoveryAction, StateFile};
+
+/// A change of a GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Subcommand)]
+pub enum GpuChange {
+    /// Report an XID, and ask for the repair that NVIDIA's catalog names, as the driver does.
+    Xid {
+        /// Number of the XID, such as 79.
+        number: u64,
+    },
+    /// Let the GPU fall off the bus.
+    Lose,
+    /// End everything that is wrong with the GPU.
+    Recover,
+}
+
+impl GpuChange {
+    /// Changes a GPU and returns a line about it.
+    pub fn apply(self, state: &StateFile, gpu: u32) -> Result<String> {
+        match self {
+            Self::Xid { number } => {
+                let action = requested_action(number);
+                if action == RecoveryAction::None {
+                    // An XID that needs no repair leaves an earlier request of the driver as it is.
+                    state.inject_xid(gpu, number)?;
+                    return Ok(format!("XID {number}; the driver asks for no repair"));
+                }
+                state.inject_xid_with_recovery(gpu, number, action)?;
+                let repair = match action {
+                    RecoveryAction::NodeReboot => "a reboot of the node",
+                    _ => "a reset of the GPU",
+                };
+                Ok(format!("XID {number}; the driver asks for {repair} until `recover`"))
+            }
+            Self::Lose => {
+                state.lose(gpu)?;
+                Ok("fell off the bus; agents see it within 15 s".to_owned())
+            }
+            Self::Recover => {
+                state.repair(gpu)?;
+                Ok("works again; agents see it within 15 s".to_owned())
+            }
+        }
+    }
+}
+
+/// Returns what a driver asks for after an XID.
+fn requested_action(xid: u64) -> RecoveryAction {
+    let resolution = i32::try_from(xid).ok().and_then(describe_xid);
+    // As for the agent, an XID that the catalog does not have needs a reset.
+    match resolution.map_or(Resolution::ResetGpu, |(_, resolution)| resolution) {
+        Resolution::Ignore | Resolution::RestartApp => RecoveryAction::None,
+        Resolution::CheckLinks | Resolution::ResetGpu => RecoveryAction::GpuReset,
+        Resolution::RestartVm | Resolution::RebootNode => RecoveryAction::NodeReboot,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gpunode_scenario::{Scenario, Topology};
+
+    #[test]
+    fn gpu_breaks_and_is_mended() {
+        let folder = tempfile::tempdir().unwrap();
+        Scenario::new("n", "Tesla T4", 2, Topology::Pcie)
+            .save(folder.path())
+            .unwrap();
+        let state = StateFile::open(folder.path()).unwrap();
+        let apply = |change: GpuChange| change.apply(&state, 1).unwrap();
+
+        let text = apply(GpuChange::Xid { number: 79 });
+        assert_eq!(text, "XID 79; the driver asks for a reboot of the node until `recover`");
+        assert_eq!(
+            apply(GpuChange::Xid { number: 31 }),
+            "XID 31; the driver asks for no repair"
+        );
+        apply(GpuChange::Lose);
+        let broken = state.read().unwrap().gpu(1);
+        assert_eq!(broken.recovery_action, RecoveryAction::NodeReboot);
+        assert!(broken.lost);
+        assert_eq!(broken.xids.iter().map(|event| event.xid).collect::<Vec<_>>(), [79, 31]);
+
+        apply(GpuChange::Recover);
+        let mended = state.read().unwrap().gpu(1);
+        assert_eq!((mended.recovery_action, mended.lost), (RecoveryAction::None, false));
+        let other = GpuChange::Lose.apply(&state, 2).unwrap_err();
+        assert_eq!(other.to_string(), "the scenario has no GPU 2, only 2 GPUs");
+    }
+
+    #[test]
+    fn driver_asks_for_the_repair_of_the_catalog() {
+        for (xid, action) in [
+            (13, RecoveryAction::None),
+            (48, RecoveryAction::GpuReset),
+            (74, RecoveryAction::GpuReset),
+            (79, RecoveryAction::NodeReboot),
+            (9999, RecoveryAction::GpuReset),
+            (u64::MAX, RecoveryAction::GpuReset),
+        ] {
+            assert_eq!(requested_action(xid), action, "XID {xid}");
+        }
+    }
+}
