@@ -3,7 +3,7 @@
 use crate::{
     cli::{DocumentFormat, DumpArgs},
     cluster, output,
-    snapshot::{ClusterSnapshot, operator},
+    snapshot::{ClusterSnapshot, DECISIVE_KINDS, operator},
 };
 use anyhow::Context;
 use gpunode_crds::{GpuNode, GpuNodePolicy, OWNED_ANNOTATION};
@@ -35,6 +35,8 @@ pub async fn run(args: &DumpArgs) -> anyhow::Result<ExitCode> {
         cluster: args.cluster.clone(),
     };
     let snapshot = ClusterSnapshot::read(&source, None).await?;
+    // A plan from half a dump would be wrong and not say so.
+    snapshot.require(&DECISIVE_KINDS, "dump")?;
     for object in &snapshot.unreadable {
         cluster::warn(object);
     }

@@ -6,7 +6,12 @@
 
 mod text;
 
-use crate::{cli::ExplainArgs, cluster::UnreadableObject, output, snapshot::ClusterSnapshot};
+use crate::{
+    cli::ExplainArgs,
+    cluster::UnreadableObject,
+    output,
+    snapshot::{ClusterSnapshot, DECISIVE_KINDS},
+};
 use gpunode_plan::{Explanation, NodeContext, NodeFacts, explain};
 use jiff::Timestamp;
 use kube::ResourceExt;
@@ -28,6 +33,7 @@ struct ExplainOutput<'a> {
 /// When there is no such node, the cluster or the file cannot be read, or the output cannot be written.
 pub async fn run(args: &ExplainArgs) -> anyhow::Result<ExitCode> {
     let snapshot = ClusterSnapshot::read(&args.source, Some(&args.node)).await?;
+    snapshot.require(&DECISIVE_KINDS, &format!("explain node {}", args.node))?;
     let node = snapshot.nodes.iter().find(|node| node.name_any() == args.node);
     let Some(node) = node else {
         anyhow::bail!(

@@ -22,7 +22,7 @@ pub use simulation::patched;
 use crate::{
     cli::PlanArgs,
     output,
-    snapshot::ClusterSnapshot,
+    snapshot::{ClusterSnapshot, DECISIVE_KINDS},
     validate::{self, DocumentReport, KnownKinds, ValidationResult},
 };
 use difference::ClusterPlan;
@@ -49,6 +49,7 @@ pub async fn run(args: &PlanArgs) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::FAILURE);
     }
     let cluster = ClusterSnapshot::read(&args.source, None).await?;
+    cluster.require(&DECISIVE_KINDS, "plan")?;
     let mut applied = BTreeMap::new();
     for report in &mut reports {
         if report.object.get("kind").is_none_or(|kind| kind != "GpuNodePolicy") {

@@ -22,6 +22,9 @@ use std::{fs::File, io::Read, path::Path};
 /// Largest file, enough for a hundred thousand nodes.
 const MAX_BYTES: u64 = 1 << 30;
 
+/// The kinds that decide about a node.
+pub const DECISIVE_KINDS: [&str; 3] = ["GpuNodePolicy", "GpuNode", "Node"];
+
 /// The nodes, GpuNodes and policies of a cluster.
 #[derive(Debug, Default)]
 pub struct ClusterSnapshot {
@@ -30,12 +33,12 @@ pub struct ClusterSnapshot {
     pub nodes: Vec<Node>,
     /// The operator's Deployment, where it can be read and tells whether nodes get GPU fact labels.
     pub operator: Option<Deployment>,
-    /// Unreadable objects. One whose status alone is unreadable is above without it.
+    /// Unreadable objects, and kinds that the caller may not list. One whose status alone is unreadable is above without it.
     pub unreadable: Vec<UnreadableObject>,
 }
 
 impl ClusterSnapshot {
-    /// Reads the state; with `node`, the Nodes and GpuNodes of that name only.
+    /// Reads the state; with `node`, the Nodes and GpuNodes of that name only. What the caller may not list is missing and named.
     ///
     /// # Errors
     /// When the cluster or the file cannot be read.
@@ -50,15 +53,23 @@ impl ClusterSnapshot {
             ..Default::default()
         };
         // Policies come first: their error is the one to show when gpunode is not installed.
-        let policies = cluster::list::<GpuNodePolicy>(&client).await?;
-        let gpu_nodes = cluster::list_some::<GpuNode>(&client, params.clone()).await?;
-        let nodes = cluster::list_some::<Node>(&client, params).await?;
+        let policies = cluster::list_permitted::<GpuNodePolicy>(&client, ListParams::default()).await?;
+        let gpu_nodes = cluster::list_permitted::<GpuNode>(&client, params.clone()).await?;
+        let nodes = cluster::list_permitted::<Node>(&client, params).await?;
         let operators =
             cluster::list_some::<Deployment>(&client, ListParams::default().labels(operator::OPERATOR)).await;
         // A plan is possible without permission to read it.
         let operator = operators.map_err(|error| UnknownGpuLabels::Unlisted(format!("{error:#}")));
         let operator = operator.and_then(|found| first(found.objects, UnknownGpuLabels::NotInCluster));
         Ok(Self::of(policies, gpu_nodes, nodes, operator))
+    }
+
+    /// Checks that the caller may list these kinds, without which `what` says nothing.
+    ///
+    /// # Errors
+    /// When one is forbidden; the error names each.
+    pub fn require(&self, kinds: &[&str], what: &str) -> anyhow::Result<()> {
+        cluster::require(&self.unreadable, kinds, what)
     }
 
     /// Builds the state from lists. `operator` is its Deployment, or why it is unknown.

@@ -66,15 +66,22 @@ pub async fn run(args: &StatusArgs) -> anyhow::Result<ExitCode> {
 /// Reads the state of the cluster and formats it.
 async fn read_state(client: &Client, args: &StatusArgs) -> anyhow::Result<String> {
     // Policies come first: their error is the one to show when gpunode is not installed.
-    let policies = cluster::list::<GpuNodePolicy>(client).await?;
-    let gpu_nodes = cluster::list::<GpuNode>(client).await?;
-    let nodes = cluster::list::<Node>(client).await?;
-    let mut fleet = FleetSummary::new(&gpu_nodes, &nodes, &policies, Timestamp::now());
-    // Whoever may not read DaemonSets misses this line alone.
-    let selected = ListParams::default().labels(discovery::SELECTOR);
-    if let Ok(daemonsets) = cluster::list_some::<DaemonSet>(client, selected).await {
-        fleet.discovery = DiscoveryProgress::of(&daemonsets.objects);
+    let policies = cluster::list_permitted::<GpuNodePolicy>(client, ListParams::default()).await?;
+    let gpu_nodes = cluster::list_permitted::<GpuNode>(client, ListParams::default()).await?;
+    if policies.is_forbidden() && gpu_nodes.is_forbidden() {
+        let forbidden = [policies.unreadable.clone(), gpu_nodes.unreadable.clone()].concat();
+        cluster::require(
+            &forbidden,
+            &["GpuNodePolicy", "GpuNode"],
+            "show the state of the cluster",
+        )?;
     }
+    let nodes = cluster::list_permitted::<Node>(client, ListParams::default()).await?;
+    let mut fleet = FleetSummary::new(&gpu_nodes, &nodes, &policies, Timestamp::now());
+    let selected = ListParams::default().labels(discovery::SELECTOR);
+    let daemonsets = cluster::list_permitted::<DaemonSet>(client, selected).await?;
+    fleet.discovery = DiscoveryProgress::of(&daemonsets.objects);
+    fleet.unreadable.extend(daemonsets.unreadable);
     let text = if args.nodes.is_empty() {
         output::render(args.output, &fleet, || text::fleet(&fleet))?
     } else {

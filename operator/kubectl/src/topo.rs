@@ -25,6 +25,7 @@ use topology::topology;
 /// When there is no such node or resource, the cluster or the file cannot be read, or the output cannot be written.
 pub async fn run(args: &TopoArgs) -> anyhow::Result<ExitCode> {
     let snapshot = ClusterSnapshot::read(&args.source, Some(&args.node)).await?;
+    snapshot.require(&["GpuNode"], &format!("show the links of node {}", args.node))?;
     for object in snapshot.unreadable.iter().filter(|object| object.name == args.node) {
         cluster::warn(object);
     }

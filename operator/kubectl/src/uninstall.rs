@@ -77,7 +77,8 @@ pub async fn run(args: &UninstallArgs) -> anyhow::Result<ExitCode> {
     if survey.is_empty() {
         return report(&removal, args.output, "nothing of gpunode is in this cluster");
     }
-    let missing = permissions::missing(&removal, args.wait_resources).await?;
+    let mut missing = permissions::missing(&removal, args.wait_resources).await?;
+    missing.extend(survey.forbidden.iter().cloned());
     anyhow::ensure!(
         missing.is_empty(),
         "uninstall: you are not allowed to {}; nothing was changed. Ask for a role such as cluster-admin",

@@ -1,6 +1,9 @@
 //! Lists of a kind's objects, in pages. An object that cannot be read hides no other one.
 
-use super::{connection::TIMEOUT, request_error::explain};
+use super::{
+    connection::TIMEOUT,
+    request_error::{ForbiddenRequest, explain},
+};
 use crate::output::{plain, style};
 use anyhow::anyhow;
 use kube::{
@@ -8,6 +11,10 @@ use kube::{
     api::{ApiResource, DynamicObject, ListParams},
 };
 use serde::{Serialize, de::DeserializeOwned};
+use std::fmt;
+
+/// Role of `manifests/default` that allows every list of the subcommands but `uninstall`.
+const VIEWER: &str = "gpunode-viewer";
 
 /// Objects in one page of a list.
 const PAGE: u32 = 500;
@@ -24,14 +31,36 @@ pub struct ListedObjects<K> {
     pub unreadable: Vec<UnreadableObject>,
 }
 
-/// An object that cannot be read, or whose status cannot be read.
+/// Stands for every object of a kind in [`UnreadableObject::name`], as in rules of RBAC.
+const EVERY: &str = "*";
+
+/// An object that cannot be read, or whose status cannot be read; or a kind whose objects the caller may not list.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct UnreadableObject {
     pub kind: String,
+    /// Name of the object, or `*` for every object of the kind.
     pub name: String,
     /// The part that cannot be read, the reason, and what to do.
     pub message: String,
+}
+
+impl UnreadableObject {
+    /// Returns true if it stands for a kind that the caller may not list.
+    pub fn is_every(&self) -> bool {
+        self.name == EVERY
+    }
+}
+
+impl fmt::Display for UnreadableObject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { kind, name, message } = self;
+        if self.is_every() {
+            write!(f, "you may not list {kind} objects: {message}")
+        } else {
+            write!(f, "{kind} {name}: {message}")
+        }
+    }
 }
 
 /// Lists every object of a kind. An object that cannot be read does not fail the list.
@@ -43,6 +72,37 @@ where
     K: Resource<DynamicType = ()> + DeserializeOwned,
 {
     list_some(client, ListParams::default()).await
+}
+
+/// Lists the objects of a kind that `params` selects. A list that the caller may not have is empty and says so.
+///
+/// # Errors
+/// When the cluster cannot be reached, or does not know the kind.
+pub async fn list_permitted<K>(client: &Client, params: ListParams) -> anyhow::Result<ListedObjects<K>>
+where
+    K: Resource<DynamicType = ()> + DeserializeOwned,
+{
+    permitted(list_some(client, params).await)
+}
+
+/// Returns a forbidden list as an empty one.
+fn permitted<K>(list: anyhow::Result<ListedObjects<K>>) -> anyhow::Result<ListedObjects<K>>
+where
+    K: Resource<DynamicType = ()>,
+{
+    let error = match list {
+        Ok(list) => return Ok(list),
+        Err(error) => error,
+    };
+    let ForbiddenRequest { message, .. } = error.downcast()?;
+    Ok(ListedObjects {
+        objects: Vec::new(),
+        unreadable: vec![UnreadableObject {
+            kind: K::kind(&()).into_owned(),
+            name: EVERY.to_owned(),
+            message: format!("{message}; ask for the ClusterRole {VIEWER}"),
+        }],
+    })
 }
 
 /// Lists the objects of a kind that `params` selects.
@@ -80,6 +140,13 @@ impl<K> Default for ListedObjects<K> {
     }
 }
 
+impl<K> ListedObjects<K> {
+    /// Returns true if the caller may not list this kind.
+    pub fn is_forbidden(&self) -> bool {
+        self.unreadable.iter().any(UnreadableObject::is_every)
+    }
+}
+
 impl<K: Resource<DynamicType = ()> + DeserializeOwned> ListedObjects<K> {
     /// Adds an object.
     pub fn add(&mut self, mut object: DynamicObject) {
@@ -102,20 +169,30 @@ impl<K: Resource<DynamicType = ()> + DeserializeOwned> ListedObjects<K> {
     }
 }
 
+/// Checks that the caller may list these kinds, without which `what` says nothing. The error names every one that is forbidden.
+///
+/// # Errors
+/// When one is among the unreadable objects.
+pub fn require(unreadable: &[UnreadableObject], kinds: &[&str], what: &str) -> anyhow::Result<()> {
+    let forbidden = unreadable
+        .iter()
+        .filter(|it| it.is_every() && kinds.contains(&it.kind.as_str()));
+    let reasons: Vec<String> = forbidden.map(ToString::to_string).collect();
+    anyhow::ensure!(reasons.is_empty(), "{what}: {}", reasons.join("; "));
+    Ok(())
+}
+
 /// Returns a line for each unreadable object.
 pub fn unreadable_lines(objects: &[UnreadableObject]) -> String {
     let bad = style::BAD;
-    let line = |object: &UnreadableObject| {
-        let message = plain(&object.message);
-        format!("{bad}! {} {}: {message}{bad:#}\n", object.kind, object.name)
-    };
+    let line = |object: &UnreadableObject| format!("{bad}! {}{bad:#}\n", plain(&object.to_string()));
     objects.iter().map(line).collect::<Vec<_>>().concat()
 }
 
 /// Prints an unreadable object on standard error.
 #[allow(clippy::print_stderr, reason = "a command line program")]
 pub fn warn(object: &UnreadableObject) {
-    anstream::eprintln!("{} {}: {}", object.kind, object.name, plain(&object.message));
+    anstream::eprintln!("{}", plain(&object.to_string()));
 }
 
 fn parse<K: DeserializeOwned>(object: &DynamicObject) -> serde_json::Result<K> {
@@ -155,6 +232,27 @@ mod tests {
             "apiVersion": "gpunode.dev/v1alpha1", "kind": "GpuNode", "metadata": {"name": name}, "spec": spec,
             "status": {"hardware": "8 x A", "conditions": [condition]},
         })
+    }
+
+    #[test]
+    fn list_that_is_forbidden_is_empty_and_names_the_role() {
+        let list = |code: u16| {
+            let status = kube::core::Status::failure("gpunodes is forbidden: User \"a\" cannot list it", "Reason");
+            let error = kube::Error::Api(Box::new(status.with_code(code)));
+            permitted::<GpuNode>(Err(explain("list gpunodes", error)))
+        };
+        let forbidden = list(403).expect("an empty list");
+        assert!(forbidden.objects.is_empty() && forbidden.is_forbidden());
+        let text = "you may not list GpuNode objects: gpunodes is forbidden: User \"a\" cannot list it; ask for the ClusterRole gpunode-viewer";
+        assert_eq!(forbidden.unreadable[0].to_string(), text);
+        for code in [401, 404, 500] {
+            assert!(list(code).is_err(), "{code}");
+        }
+        assert!(!listed(&[]).is_forbidden());
+
+        assert!(require(&forbidden.unreadable, &["Node"], "plan").is_ok());
+        let error = require(&forbidden.unreadable, &["Node", "GpuNode"], "plan").expect_err("it is needed");
+        assert_eq!(error.to_string(), format!("plan: {text}"));
     }
 
     #[test]

@@ -11,13 +11,19 @@ use super::{
 use crate::cluster::{ListedObjects, UnreadableObject};
 use gpunode_crds::{GpuNode, GpuNodePolicy};
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::{
+    api::core::v1::{Node, NodeCondition, NodeStatus},
+    apimachinery::pkg::api::resource::Quantity,
+};
 use kube::ResourceExt;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Reason shown for an object whose status cannot be read; no API object has it.
 const UNREADABLE: &str = "StatusUnreadable";
+
+/// Added to the reason for which no Node is shown.
+const WITHOUT_NODES: &str = "; READY and RESOURCES are what the agents reported last, and rollouts are left out";
 
 /// The GPU nodes and policies, sorted by name.
 #[derive(Debug, Default, PartialEq, Serialize)]
@@ -33,7 +39,7 @@ pub struct FleetSummary {
     /// Upgrade of discovery; absent where it is complete or cannot be read.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub discovery: Option<DiscoveryProgress>,
-    /// Unreadable objects of any kind.
+    /// Unreadable objects of any kind, and kinds that the caller may not list.
     pub unreadable: Vec<UnreadableObject>,
 }
 
@@ -45,18 +51,30 @@ impl FleetSummary {
         policies: &ListedObjects<GpuNodePolicy>,
         now: Timestamp,
     ) -> Self {
-        let unreadable = [&gpu_nodes.unreadable, &nodes.unreadable, &policies.unreadable];
+        let lists = [&gpu_nodes.unreadable, &nodes.unreadable, &policies.unreadable];
+        let mut unreadable: Vec<_> = lists.into_iter().flatten().cloned().collect();
+        if nodes.is_forbidden() {
+            let forbidden = unreadable.iter_mut().filter(|it| it.is_every() && it.kind == "Node");
+            forbidden.for_each(|it| it.message.push_str(WITHOUT_NODES));
+        }
         let by_name: BTreeMap<String, &Node> = nodes.objects.iter().map(|node| (node.name_any(), node)).collect();
         let unreadable_policies = policies.unreadable.iter().map(|object| object.name.clone());
+        let governing = gpu_nodes
+            .objects
+            .iter()
+            .filter_map(|it| Some(it.spec.config.as_ref()?.policy.clone()));
         let known: BTreeSet<String> = policies
             .objects
             .iter()
             .map(ResourceExt::name_any)
             .chain(unreadable_policies)
+            // Nothing tells that a policy is gone if the caller may not list them.
+            .chain(governing.filter(|_| policies.is_forbidden()))
             .collect();
         let state = |gpu_node: &GpuNode| {
             let name = gpu_node.name_any();
-            let node = by_name.get(&name).copied();
+            let reported = nodes.is_forbidden().then(|| reported_node(gpu_node));
+            let node = by_name.get(&name).copied().or(reported.as_ref());
             let mut state = summarise_node(gpu_node, node);
             state.problems = problems(&state, node, &known);
             if gpu_nodes.unreadable.iter().any(|object| object.name == name) {
@@ -69,7 +87,13 @@ impl FleetSummary {
         let mut states: Vec<_> = gpu_nodes.objects.iter().map(state).collect();
         states.sort_by(|a, b| a.name.cmp(&b.name));
         let is_unreadable = |name: &str| policies.unreadable.iter().any(|object| object.name == name);
-        let mut planned = planned(&policies.objects, &nodes.objects, &gpu_nodes.objects, now);
+        // A rollout without its nodes' GPUs would be another one.
+        let planned_nodes: &[Node] = if gpu_nodes.is_forbidden() {
+            &[]
+        } else {
+            nodes.objects.as_slice()
+        };
+        let mut planned = planned(&policies.objects, planned_nodes, &gpu_nodes.objects, now);
         let policy = |policy: &GpuNodePolicy| {
             let mut state = summarise_policy(policy);
             state.rollout = planned.rollouts.remove(&state.name);
@@ -86,8 +110,17 @@ impl FleetSummary {
             nodes: states,
             policies,
             discovery: None,
-            unreadable: unreadable.into_iter().flatten().cloned().collect(),
+            unreadable,
         }
+    }
+
+    /// Returns true if the caller may not list this kind.
+    pub fn is_forbidden(&self, kind: &str) -> bool {
+        self.forbidden(kind).is_some()
+    }
+
+    fn forbidden(&self, kind: &str) -> Option<&UnreadableObject> {
+        self.unreadable.iter().find(|it| it.is_every() && it.kind == kind)
     }
 
     /// Keeps the nodes of these names and their unreadable objects. `nodes` are those of the cluster.
@@ -99,6 +132,13 @@ impl FleetSummary {
             .iter()
             .find(|name| !self.nodes.iter().any(|node| node.name == **name))
         {
+            if let Some(forbidden) = self.forbidden("GpuNode") {
+                anyhow::bail!("show node {name}: {forbidden}");
+            }
+            anyhow::ensure!(
+                !nodes.is_forbidden(),
+                "show node {name}: it has no GpuNode; list GPU nodes with `kubectl gpunode status`"
+            );
             let unreadable = nodes.unreadable.iter().map(|node| node.name.clone());
             let exists = nodes
                 .objects
@@ -117,10 +157,29 @@ impl FleetSummary {
         }
         self.nodes.retain(|node| names.contains(&node.name));
         self.usage = total(&self.nodes);
-        self.unreadable
-            .retain(|object| object.kind != "GpuNodePolicy" && names.contains(&object.name));
+        self.unreadable.retain(|it| {
+            ["GpuNode", "Node"].contains(&it.kind.as_str()) && (it.is_every() || names.contains(&it.name))
+        });
         self.policies.clear();
         Ok(self)
+    }
+}
+
+/// Returns a Node as the agent on it reports: ready, with what the agent advertises.
+fn reported_node(gpu_node: &GpuNode) -> Node {
+    let resources = gpu_node.status.iter().flat_map(|status| &status.resources);
+    let allocatable = resources.map(|it| (it.name.clone(), Quantity(it.allocatable.to_string())));
+    Node {
+        status: Some(NodeStatus {
+            allocatable: Some(allocatable.collect()),
+            conditions: Some(vec![NodeCondition {
+                type_: "Ready".to_owned(),
+                status: "True".to_owned(),
+                ..NodeCondition::default()
+            }]),
+            ..NodeStatus::default()
+        }),
+        ..Node::default()
     }
 }
 
@@ -135,7 +194,104 @@ fn total(nodes: &[NodeSummary]) -> DeviceUsage {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::status::sample::sample;
+    use crate::status::sample::{rolling, sample};
+    use serde_json::json;
+
+    /// The caller may not list these kinds.
+    fn forbidden<K>(kind: &str) -> ListedObjects<K> {
+        ListedObjects {
+            objects: Vec::new(),
+            unreadable: vec![UnreadableObject {
+                kind: kind.to_owned(),
+                name: "*".to_owned(),
+                message: "forbidden; ask for the ClusterRole gpunode-viewer".to_owned(),
+            }],
+        }
+    }
+
+    fn listed<K>(objects: Vec<K>) -> ListedObjects<K> {
+        ListedObjects {
+            objects,
+            unreadable: Vec::new(),
+        }
+    }
+
+    /// Node `n` with 7 of 8 GPUs that an agent reports, governed by policy `p`.
+    fn gpu_node() -> GpuNode {
+        let ready = json!({"type": "Ready", "status": "True", "reason": "ConfigurationInForce", "message": "",
+            "lastTransitionTime": "2026-01-02T03:04:05Z"});
+        serde_json::from_value(json!({
+            "apiVersion": "gpunode.dev/v1alpha1", "kind": "GpuNode", "metadata": {"name": "n"},
+            "spec": {"config": {"policy": "p", "version": 1, "hash": "h", "document": "{}"}},
+            "status": {
+                "configHash": "h", "conditions": [ready],
+                "resources": [{"name": "nvidia.com/gpu", "capacity": 8, "allocatable": 7, "registered": true}],
+            },
+        }))
+        .expect("a GpuNode")
+    }
+
+    #[test]
+    fn without_nodes_the_reports_of_the_agents_are_shown() {
+        let fleet = fleet_without_nodes();
+        let [node] = fleet.nodes.as_slice() else {
+            panic!("{fleet:?}")
+        };
+        assert_eq!((node.ready.as_str(), node.resources[0].allocatable), ("True", 7));
+        assert!(
+            node.problems.is_empty(),
+            "nobody knows that the policy is gone: {node:?}"
+        );
+        let hidden: Vec<_> = fleet.unreadable.iter().map(ToString::to_string).collect();
+        assert_eq!(
+            hidden,
+            [
+                "you may not list Node objects: forbidden; ask for the ClusterRole gpunode-viewer; READY and RESOURCES are what the agents \
+                 reported last, and rollouts are left out",
+                "you may not list GpuNodePolicy objects: forbidden; ask for the ClusterRole gpunode-viewer",
+            ]
+        );
+        let of_node = |name: &str| fleet_without_nodes().only(&[name.to_owned()], &forbidden("Node"));
+        assert!(of_node("n").is_ok_and(|fleet| fleet.is_forbidden("Node") && !fleet.is_forbidden("GpuNodePolicy")));
+        let error = of_node("m").expect_err("no GpuNode").to_string();
+        assert!(error.starts_with("show node m: it has no GpuNode; "), "{error}");
+    }
+
+    fn fleet_without_nodes() -> FleetSummary {
+        FleetSummary::new(
+            &listed(vec![gpu_node()]),
+            &forbidden("Node"),
+            &forbidden("GpuNodePolicy"),
+            Timestamp::UNIX_EPOCH,
+        )
+    }
+
+    #[test]
+    fn without_gpu_nodes_there_is_no_rollout_and_a_node_says_why_it_is_not_shown() {
+        let policy = json!({"apiVersion": "gpunode.dev/v1alpha1", "kind": "GpuNodePolicy", "metadata": {"name": "p"},
+            "spec": {"nodeSelector": {}, "devicePlugin": {}}});
+        let node = json!({"metadata": {"name": "n"}, "status": {"conditions": [{"type": "Ready", "status": "True"}]}});
+        let nodes = listed(vec![serde_json::from_value(node).expect("a Node")]);
+        let fleet = FleetSummary::new(
+            &forbidden("GpuNode"),
+            &nodes,
+            &listed(vec![serde_json::from_value(policy).expect("a policy")]),
+            Timestamp::UNIX_EPOCH,
+        );
+        assert_eq!(fleet.policies[0].rollout, None);
+        let text = crate::status::text::fleet(&fleet);
+        assert!(!text.contains("no GpuNode exists"), "{text}");
+        assert!(text.contains("you may not list GpuNode objects: forbidden"), "{text}");
+        let error = fleet.only(&["n".to_owned()], &nodes).expect_err("hidden").to_string();
+        assert!(
+            error.starts_with("show node n: you may not list GpuNode objects: forbidden"),
+            "{error}"
+        );
+        assert!(
+            rolling().policies[0].rollout.is_some(),
+            "there is one where all is known"
+        );
+    }
 
     #[test]
     fn each_node_says_what_became_of_its_configuration() {

@@ -26,15 +26,22 @@ const MAX_WAITING: usize = 20;
 
 /// Returns tables of nodes and policies, then waiting devices and problems.
 pub fn fleet(fleet: &FleetSummary) -> String {
-    let mut text = if fleet.nodes.is_empty() {
+    let mut text = if fleet.nodes.is_empty() && fleet.is_forbidden("GpuNode") {
+        // PROBLEMS says why there is no table.
+        String::new()
+    } else if fleet.nodes.is_empty() {
         "no GpuNode exists yet; one appears when gpunode-discovery finds a GPU, or a policy with a devicePlugin matches a node\n"
             .to_owned()
     } else {
         node_table(fleet) + &usage(fleet)
     };
-    text.push('\n');
+    if !text.is_empty() {
+        text.push('\n');
+    }
     if fleet.policies.is_empty() {
-        let _ = writeln!(text, "{NO_POLICY}");
+        if !fleet.is_forbidden("GpuNodePolicy") {
+            let _ = writeln!(text, "{NO_POLICY}");
+        }
     } else {
         let rows: Vec<_> = fleet.policies.iter().map(policy_row).collect();
         let heading = [
@@ -165,10 +172,7 @@ fn ready(status: &str) -> TableCell {
 
 /// Returns the list of problems. Their text comes from statuses.
 fn problems(fleet: &FleetSummary) -> String {
-    let unreadable = fleet
-        .unreadable
-        .iter()
-        .map(|it| format!("{} {}: {}", it.kind, it.name, it.message));
+    let unreadable = fleet.unreadable.iter().map(ToString::to_string);
     let policies = fleet.policies.iter().flat_map(policy_problems);
     let is_named = |name: &str| {
         fleet

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize, Serializer};
 use std::fmt;
 
 /// Files of `manifests/default`, in the order of its kustomization.
-const FILES: [(&str, &str); 7] = [
+const FILES: [(&str, &str); 8] = [
     (
         "namespace.yaml",
         include_str!("../../../../manifests/default/namespace.yaml"),
@@ -24,6 +24,10 @@ const FILES: [(&str, &str); 7] = [
     (
         "agent-rbac.yaml",
         include_str!("../../../../manifests/default/agent-rbac.yaml"),
+    ),
+    (
+        "people-rbac.yaml",
+        include_str!("../../../../manifests/default/people-rbac.yaml"),
     ),
     (
         "admission-agents.yaml",
@@ -138,6 +142,9 @@ mod tests {
         serviceaccounts ServiceAccount elsewhere/gpunode-agent
         clusterroles ClusterRole gpunode-agent
         clusterrolebindings ClusterRoleBinding gpunode-agent
+        clusterroles ClusterRole gpunode-aggregate-to-view
+        clusterroles ClusterRole gpunode-viewer
+        clusterroles ClusterRole gpunode-policy-editor
         validatingadmissionpolicies ValidatingAdmissionPolicy gpunode-agents
         validatingadmissionpolicybindings ValidatingAdmissionPolicyBinding gpunode-agents
         validatingadmissionpolicies ValidatingAdmissionPolicy gpunode-agent-events

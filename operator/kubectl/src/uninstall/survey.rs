@@ -12,7 +12,7 @@ use super::{
     undo::{NodeUndo, undo},
 };
 use crate::{
-    cluster,
+    cluster::{self, ForbiddenRequest},
     output::{plain, plural, style},
 };
 use gpunode_crds::{GpuNode, GpuNodePolicy, OWNED_ANNOTATION};
@@ -53,36 +53,44 @@ pub struct RemovalSurvey {
     /// Pods whose MPS daemon ends.
     #[serde(rename = "mpsClients")]
     pub clients: BTreeSet<String>,
+    /// Reads that the caller may not make, such as `list nodes`.
+    #[serde(rename = "notChecked", skip_serializing_if = "BTreeSet::is_empty")]
+    pub forbidden: BTreeSet<String>,
 }
 
-/// Reads everything of gpunode in the cluster.
+/// Reads everything of gpunode in the cluster that the caller may read.
 ///
 /// # Errors
 /// When the cluster cannot be read, or gpunode is installed in another namespace.
 pub async fn survey(removal: &Removal, installed: &[InstalledObject]) -> anyhow::Result<RemovalSurvey> {
-    check_namespace(removal).await?;
-    let mut survey = RemovalSurvey {
-        policies: removal.requests.names::<GpuNodePolicy>(None, "").await?,
-        ..RemovalSurvey::default()
-    };
+    let requests = &removal.requests;
+    let mut survey = RemovalSurvey::default();
+    survey.permitted(check_namespace(removal).await)?;
+    let policies = survey.permitted(requests.names::<GpuNodePolicy>(None, "").await)?;
+    survey.policies = policies.unwrap_or_default();
     // Without the CRD, only the records on the nodes tell what agents served.
-    if removal.requests.metadata(&installed::definitions()[1]).await?.is_some() {
-        for gpu_node in cluster::list::<GpuNode>(&removal.requests.client).await?.objects {
+    let definition = survey.permitted(requests.metadata(&installed::definitions()[1]).await)?;
+    if !matches!(definition, Some(None)) {
+        let gpu_nodes = survey.permitted(cluster::list::<GpuNode>(&requests.client).await)?;
+        for gpu_node in gpu_nodes.unwrap_or_default().objects {
             survey.add_gpu_node(&gpu_node);
         }
     }
-    for node in cluster::list::<Node>(&removal.requests.client).await?.objects {
+    let nodes = survey.permitted(cluster::list::<Node>(&requests.client).await)?;
+    for node in nodes.unwrap_or_default().objects {
         survey.add_node(&node)?;
     }
-    let mut objects = daemonsets(removal).await?;
+    let mut objects = survey.permitted(daemonsets(removal).await)?.unwrap_or_default();
     objects.extend(installed.iter().cloned().chain(installed::definitions()));
     for object in objects {
-        if removal.requests.metadata(&object).await?.is_some() {
+        let found = survey.permitted(requests.metadata(&object).await)?;
+        if found.flatten().is_some() {
             survey.objects.push(object);
         }
     }
-    let namespace = InstalledObject::cluster_scoped::<Namespace>(&removal.requests.namespace);
-    if removal.requests.metadata(&namespace).await?.is_some() {
+    let namespace = InstalledObject::cluster_scoped::<Namespace>(&requests.namespace);
+    let found = survey.permitted(requests.metadata(&namespace).await)?;
+    if found.flatten().is_some() {
         match foreign_objects(removal, installed).await {
             Ok(foreign) if foreign.is_empty() => survey.objects.push(namespace),
             Ok(foreign) => {
@@ -113,6 +121,17 @@ async fn check_namespace(removal: &Removal) -> anyhow::Result<()> {
 }
 
 impl RemovalSurvey {
+    /// Returns an answer, or none and a note where the caller may not have it.
+    fn permitted<T>(&mut self, answer: anyhow::Result<T>) -> anyhow::Result<Option<T>> {
+        match answer {
+            Ok(answer) => Ok(Some(answer)),
+            Err(error) => {
+                self.forbidden.insert(error.downcast::<ForbiddenRequest>()?.what);
+                Ok(None)
+            }
+        }
+    }
+
     fn add_gpu_node(&mut self, gpu_node: &GpuNode) {
         let name = gpu_node.name_any();
         let Some(status) = &gpu_node.status else { return };
@@ -164,7 +183,11 @@ impl RemovalSurvey {
 
     /// Returns true where nothing of gpunode is left.
     pub fn is_empty(&self) -> bool {
-        self.policies.is_empty() && self.nodes.is_empty() && self.held.is_empty() && self.objects.is_empty()
+        self.policies.is_empty()
+            && self.nodes.is_empty()
+            && self.held.is_empty()
+            && self.objects.is_empty()
+            && self.forbidden.is_empty()
     }
 
     /// Describes for people what a removal does.
@@ -203,6 +226,10 @@ impl RemovalSurvey {
         section(
             "pods that lose their MPS daemon",
             self.clients.iter().cloned().collect(),
+        );
+        section(
+            "not checked, because you are not allowed to",
+            self.forbidden.iter().cloned().collect(),
         );
         text
     }
@@ -308,6 +335,24 @@ mod tests {
         - CustomResourceDefinition gpunodes.gpunode.dev
         mpsClients:
         - team/llm on node n1
+        ");
+    }
+
+    #[test]
+    fn what_the_caller_may_not_read_is_named_and_is_not_nothing() {
+        let mut survey = RemovalSurvey::default();
+        let forbidden = ForbiddenRequest {
+            what: "list nodes".to_owned(),
+            message: "nodes is forbidden".to_owned(),
+        };
+        let answer = survey.permitted::<Vec<Node>>(Err(forbidden.into()));
+        assert_eq!(answer.expect("a note instead of an error"), None);
+        assert_eq!(survey.permitted(Ok(7)).expect("an answer"), Some(7));
+        assert!(survey.permitted::<u8>(Err(anyhow::anyhow!("no answer"))).is_err());
+        assert!(!survey.is_empty());
+        insta::assert_snapshot!(anstream::adapter::strip_str(&survey.text()), @r"
+        not checked, because you are not allowed to
+          list nodes
         ");
     }
 

@@ -3,7 +3,7 @@
 use crate::samples;
 use anyhow::{Context, Result, ensure};
 use gpunode_e2e::{CPU, Lab, NAMESPACE, T4, V100, eventually};
-use std::{process::Command, time::Duration};
+use std::{path::PathBuf, process::Command, time::Duration};
 
 /// The token of the agent that runs on a node, taken from its pod.
 fn agent_token(lab: &Lab, node: &str) -> Result<String> {
@@ -16,8 +16,8 @@ fn agent_token(lab: &Lab, node: &str) -> Result<String> {
     std::fs::read_to_string(&path).with_context(|| format!("read {path}"))
 }
 
-/// kubectl with the agent's token instead of the administrator's certificate.
-fn as_agent(lab: &Lab, token: &str, arguments: &[&str]) -> Result<std::process::Output> {
+/// Writes a kubeconfig with a token instead of the administrator's certificate.
+pub fn token_kubeconfig(lab: &Lab, name: &str, token: &str) -> Result<PathBuf> {
     let kubeconfig = std::fs::read_to_string(lab.cluster().kubeconfig())?;
     let mut config: serde_yaml::Value = serde_yaml::from_str(&kubeconfig)?;
     let user = config
@@ -26,8 +26,14 @@ fn as_agent(lab: &Lab, token: &str, arguments: &[&str]) -> Result<std::process::
         .and_then(|user| user.get_mut("user"))
         .context("find the user of the kubeconfig")?;
     *user = serde_yaml::from_str(&format!("token: {token}"))?;
-    let path = lab.cluster().folder().join("agent.kubeconfig");
+    let path = lab.cluster().folder().join(format!("{name}.kubeconfig"));
     std::fs::write(&path, serde_yaml::to_string(&config)?)?;
+    Ok(path)
+}
+
+/// kubectl with the agent's token.
+fn as_agent(lab: &Lab, token: &str, arguments: &[&str]) -> Result<std::process::Output> {
+    let path = token_kubeconfig(lab, "agent", token)?;
     let kubectl = lab.cluster().kubectl_command();
     Command::new(kubectl.get_program())
         .arg("--kubeconfig")

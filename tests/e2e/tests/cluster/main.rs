@@ -18,6 +18,7 @@ mod memory;
 mod mig;
 mod mps;
 mod newer_policy;
+mod people;
 mod pods;
 mod policies_together;
 mod policy;
