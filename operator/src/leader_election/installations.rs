@@ -93,10 +93,12 @@ impl Installations {
                 own = leader;
                 continue;
             }
+            // One that was released ends after its duration: in an upgrade, the next replica there is about to take it.
+            let Some(leader) = leader else { continue };
             let before = self.observed.remove(namespace).map(|(_, before)| before);
             let renewed = spec.renew_time.as_ref().map(|time| time.0);
             let has_ended = renewed.is_some_and(|renewed| wall.duration_since(renewed) > SURELY_ENDED);
-            if let Some(leader) = leader.filter(|_| !has_ended) {
+            if !has_ended {
                 let observed = ObservedLease::next(before, LeaseRecord::of(spec), spec.lease_duration_seconds, now);
                 self.observed.insert(namespace.clone(), (leader, observed));
             }

@@ -94,6 +94,13 @@ impl Leases {
         self.0.lock().unwrap().insert(namespace.to_owned(), lease);
     }
 
+    /// Empties the Lease of a namespace, as an operator that ends does.
+    fn release(&self, namespace: &str) {
+        let mut leases = self.0.lock().unwrap();
+        let lease = leases.get_mut(namespace).unwrap();
+        lease["spec"]["holderIdentity"] = Value::Null;
+    }
+
     fn delete(&self, namespace: &str) {
         self.0.lock().unwrap().remove(namespace);
     }
@@ -253,6 +260,29 @@ async fn second_installation_does_not_lead_and_names_the_leader_until_that_ends(
     tokio::time::advance(LEASE_DURATION).await;
     assert!(matches!(second.attempt_once().await, LeaseAttempt::Held(_)));
     assert_eq!(*second.other_leader().borrow(), None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn installation_whose_operator_is_replaced_keeps_its_place() {
+    let leases = Leases::default();
+    let mut first = leases.elector("a", FIRST_INSTALL);
+    assert!(matches!(first.attempt_once().await, LeaseAttempt::Held(_)));
+    let mut second = leases.elector("b", FIRST_INSTALL);
+    assert!(matches!(second.attempt_once().await, LeaseAttempt::LedElsewhere(_)));
+    leases.release("a");
+    tokio::time::advance(RETRY_EVERY).await;
+    let attempt = second.attempt_once().await;
+    assert!(
+        matches!(attempt, LeaseAttempt::LedElsewhere(_)),
+        "its next replica is about to lead: {attempt:?}"
+    );
+    let mut next = leases.elector("a", WARM);
+    assert!(matches!(next.attempt_once().await, LeaseAttempt::Held(_)));
+    tokio::time::advance(LEASE_DURATION.saturating_sub(RETRY_EVERY)).await;
+    assert!(matches!(second.attempt_once().await, LeaseAttempt::LedElsewhere(_)));
+    leases.release("a");
+    tokio::time::advance(LEASE_DURATION).await;
+    assert!(matches!(second.attempt_once().await, LeaseAttempt::Held(_)));
 }
 
 #[tokio::test(start_paused = true)]
