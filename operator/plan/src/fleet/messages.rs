@@ -75,7 +75,8 @@ pub fn rollout_stopped(node: &str, cause: &str) -> String {
 
 /// Progress of a replacement of agents.
 pub fn agents_updating(updated: i32, all: i32) -> String {
-    format!("{updated} of {all} agents are updated; the old ones serve until then")
+    let are = if updated == 1 { "is" } else { "are" };
+    format!("{updated} of {all} agents {are} updated; the old ones serve until then")
 }
 
 /// Replacement of agents that missed its deadline.
@@ -108,7 +109,9 @@ pub fn preview_only(counts: &NodeCounts) -> String {
 
 /// Policy in mode Paused.
 pub fn paused(counts: &NodeCounts) -> String {
-    format!("{} nodes stay as they are; no further node is added", counts.matched)
+    let nodes = usize::try_from(counts.matched).unwrap_or_default();
+    let nodes = plural(nodes, "node stays as it is", "nodes stay as they are");
+    format!("{nodes}; no further node is added")
 }
 
 /// Policy that is not in force on a node where somebody has to act first.
@@ -203,9 +206,11 @@ mod tests {
         );
         assert_eq!(
             agents_late(SignedDuration::from_mins(10), &agents_updating(1, 3), "gpunode-agent-p"),
-            "no agent has taken over in the last 10m: 1 of 3 agents are updated; the old ones serve until then; see the pods \
+            "no agent has taken over in the last 10m: 1 of 3 agents is updated; the old ones serve until then; see the pods \
              of DaemonSet gpunode-agent-p that are not Ready"
         );
+        let one = NodeCounts { matched: 1, ..COUNTS };
+        assert_eq!(paused(&one), "1 node stays as it is; no further node is added");
         assert_eq!(nodes_conflict("n", "m", &COUNTS), "1 of 4 matched nodes conflict; n: m");
         assert_eq!(
             nodes_failed("n", "R", "m", &COUNTS),

@@ -334,12 +334,12 @@ fn agents_that_are_replaced_hold_ready_and_those_that_never_are_stop_it() {
     assert_eq!(
         conditions_with(4, 0, &behind(3, false)),
         [
-            "Ready=False NodesUpdating: 1 of 4 agents are updated; the old ones serve until then",
-            "Reconciling=True NodesUpdating: 1 of 4 agents are updated; the old ones serve until then",
+            "Ready=False NodesUpdating: 1 of 4 agents is updated; the old ones serve until then",
+            "Reconciling=True NodesUpdating: 1 of 4 agents is updated; the old ones serve until then",
             "Stalled=False UpToDate: nothing stops the policy",
         ]
     );
-    let why = "no agent has taken over in the last 10m: 1 of 4 agents are updated; the old ones serve until then; see the \
+    let why = "no agent has taken over in the last 10m: 1 of 4 agents is updated; the old ones serve until then; see the \
                pods of DaemonSet gpunode-agent-p that are not Ready";
     assert_eq!(
         conditions_with(4, 0, &behind(3, true)),
