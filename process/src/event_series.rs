@@ -40,7 +40,7 @@ pub struct EventContent {
     pub is_warning: bool,
     /// In CamelCase, for programs.
     pub reason: String,
-    /// What was done about it, in CamelCase.
+    /// Action that was taken, in CamelCase.
     pub action: String,
     /// A sentence for people; what goes beyond 1024 bytes is cut off.
     pub note: String,
@@ -158,7 +158,7 @@ impl Series {
     }
 }
 
-/// What makes two events the same.
+/// Fields by which two events are the same.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct SeriesKey {
     regarding: ObjectKey,

@@ -61,7 +61,7 @@ pub use input::{
     policies::{Policy, PolicySet},
     release::PAUSE_LABEL,
     resource_presence::ResourcePresence,
-    selection_grace::{SELECTION_GRACE, find_deselections},
+    selection_grace::find_deselections,
 };
 pub use names::{DISCOVERY_NAME, MANAGED_BY_LABEL, MPS_NAME, policy_daemonset_name};
 pub use node::{

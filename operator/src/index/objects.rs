@@ -18,7 +18,7 @@ use std::{
     sync::Arc,
 };
 
-/// What an update of policies changes.
+/// Changes that an update of policies makes.
 pub struct PolicyChanges {
     /// Policies that can be read.
     pub deltas: Vec<ObjectDelta<GpuNodePolicy>>,

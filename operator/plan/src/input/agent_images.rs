@@ -35,7 +35,7 @@ impl AgentImages {
     }
 
     /// Returns true if a policy may use the image: its repository is one of the list, or under one.
-    pub fn allows(&self, image: &str) -> bool {
+    pub(crate) fn allows(&self, image: &str) -> bool {
         let repository = full_name(repository(image), false);
         self.0.iter().any(|entry| {
             repository

@@ -145,7 +145,7 @@ impl PolicySet {
     }
 
     /// Returns the policy of a configuration in `GpuNode.spec`, if that policy exists and cannot be read.
-    pub fn unreadable_policy_of(&self, configuration: Option<&Configuration>) -> Option<&str> {
+    pub(crate) fn unreadable_policy_of(&self, configuration: Option<&Configuration>) -> Option<&str> {
         self.unreadable.get(&configuration?.policy).map(String::as_str)
     }
 

@@ -17,7 +17,7 @@ use jiff::{SignedDuration, Timestamp};
 use std::collections::BTreeMap;
 
 /// Time for which a node keeps what a policy has there, once its labels no longer match.
-pub const SELECTION_GRACE: SignedDuration = SignedDuration::from_secs(30);
+const SELECTION_GRACE: SignedDuration = SignedDuration::from_secs(30);
 /// Time after which the moment goes into the record: a shorter flap writes nothing.
 const RECORDED_AFTER: SignedDuration = SignedDuration::from_secs(5);
 
