@@ -124,6 +124,17 @@ mod tests {
     }
 
     #[test]
+    fn no_column_of_a_policy_shows_a_field_that_may_be_left_out() {
+        let crd = GpuNodePolicy::crd();
+        let columns = crd.spec.versions[0].additional_printer_columns.iter().flatten();
+        // The code supplies defaults, and a column would show nothing for them.
+        let of_spec: Vec<_> = columns
+            .filter(|column| column.json_path.starts_with(".spec."))
+            .collect();
+        assert!(of_spec.is_empty(), "{of_spec:?}");
+    }
+
+    #[test]
     fn every_enum_of_an_agents_status_may_have_newer_values() {
         fn closed(schema: &serde_json::Value, path: &str, found: &mut Vec<String>) {
             if schema.get("enum").is_some() {

@@ -21,8 +21,6 @@ use std::collections::BTreeMap;
     status = "GpuNodePolicyStatus",
     derive = "PartialEq",
     doc = "Labels, taints and device plugin of a pool of GPU nodes.",
-    printcolumn(name = "Mode", type_ = "string", json_path = ".spec.mode"),
-    printcolumn(name = "Priority", type_ = "integer", json_path = ".spec.priority"),
     printcolumn(name = "Matched", type_ = "integer", json_path = ".status.nodes.matched"),
     printcolumn(name = "Nodes Ready", type_ = "integer", json_path = ".status.nodes.ready"),
     printcolumn(name = "Ready", type_ = "string", json_path = ".status.conditions[?(@.type=='Ready')].status"),

@@ -66,11 +66,16 @@ pub enum PluginCommand {
     /// GPU. Time-slicing limits neither memory nor cores, so it counts in SHARES
     /// only.
     ///
-    /// ROLLOUT lists policies whose configuration is not in force on every node yet.
+    /// FAULT names faults of GPUs. ROLLOUT lists policies whose configuration is not in
+    /// force on every node yet.
+    ///
+    /// Tables fit the terminal: columns for which there is no room go below their row,
+    /// and a long name ends with `…`. `-o wide` shows every column in its row.
     #[command(verbatim_doc_comment, after_help = format!("Examples:
   kubectl gpunode status
   kubectl gpunode status gpu-17     # the pods that hold each GPU of a node
   kubectl gpunode status --watch    # follow a rollout
+  kubectl gpunode status -o wide    # rows as long as they are
   kubectl gpunode status -o json | jq '.nodes[] | select(.ready != \"True\")'
 
 {STATUS_EXIT_CODES}"))]
@@ -104,6 +109,7 @@ pub enum PluginCommand {
     /// first condition that fails.
     #[command(verbatim_doc_comment, after_help = format!("Examples:
   kubectl gpunode explain gpu-17
+  kubectl gpunode explain gpu-17 --all    # each label with a fact about GPUs
   kubectl gpunode explain gpu-17 -o json | jq '.entries[] | select(.state.is != \"inPlace\")'
 
 {EXPLAIN_EXIT_CODES}"))]
@@ -230,6 +236,9 @@ pub struct ExplainArgs {
     /// Name of the node
     #[arg(value_name = "NODE")]
     pub node: String,
+    /// List every label with a fact about the GPUs, and not only their number
+    #[arg(long)]
+    pub all: bool,
     /// The source of the cluster state.
     #[command(flatten)]
     pub source: SourceArgs,
@@ -312,6 +321,9 @@ pub struct UninstallArgs {
     /// Show what would be removed, and change nothing
     #[arg(long)]
     pub dry_run: bool,
+    /// List every node, object and label with a fact about GPUs, and not only groups of them
+    #[arg(long)]
+    pub all: bool,
     /// Do not ask for confirmation; without a terminal, uninstall never asks
     #[arg(short, long)]
     pub yes: bool,
@@ -339,13 +351,22 @@ pub enum DocumentFormat {
 /// Output formats.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum OutputFormat {
-    /// Tables for people
+    /// Tables for people, fitted to $COLUMNS or the terminal
     #[default]
     Table,
+    /// Tables with every column in its row
+    Wide,
     /// For programs
     Json,
     /// For programs and people
     Yaml,
+}
+
+impl OutputFormat {
+    /// Returns true for text that people read.
+    pub fn is_text(self) -> bool {
+        matches!(self, Self::Table | Self::Wide)
+    }
 }
 
 #[cfg(test)]

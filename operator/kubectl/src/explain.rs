@@ -55,8 +55,8 @@ pub async fn run(args: &ExplainArgs) -> anyhow::Result<ExitCode> {
         explanation: &explanation,
         unreadable: &snapshot.unreadable,
     };
-    output::print(args.output, &answer, || {
-        text::explanation(&explanation, config, &snapshot.unreadable)
+    output::print(args.output, &answer, |width| {
+        text::explanation(&explanation, config, &snapshot.unreadable, args.all, width)
     })?;
     Ok(ExitCode::SUCCESS)
 }

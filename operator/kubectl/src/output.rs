@@ -3,15 +3,18 @@
 //! | module | what it does |
 //! |---|---|
 //! | `print` | writes to standard output: text, JSON or YAML |
-//! | `table` | aligns cells in columns |
+//! | `table` | aligns cells in columns that fit the width |
+//! | `width` | the width of the output, and sentences broken at it |
 //! | `style` | colours by meaning: good, waiting, bad |
 //! | `words` | plurals, text made safe for a terminal, phrases that subcommands share |
 
 mod print;
 pub mod style;
 mod table;
+mod width;
 mod words;
 
 pub use print::{control, is_screen, print, render, write, write_to_reader};
-pub use table::{TableCell, grid, table};
+pub use table::{TableCell, TableColumn, grid, table};
+pub use width::{TextWidth, wrapped};
 pub use words::{NO_POLICY, nearest_node_text, plain, plural};

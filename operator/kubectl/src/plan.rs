@@ -81,7 +81,7 @@ pub async fn run(args: &PlanArgs) -> anyhow::Result<ExitCode> {
         );
     }
     let plan = ClusterPlan::of(&cluster, &applied, &deleted, Timestamp::now())?;
-    output::print(args.output, &plan, || text::plan(&plan))?;
+    output::print(args.output, &plan, |_| text::plan(&plan))?;
     Ok(if plan.is_disruptive() {
         ExitCode::from(DISRUPTIVE)
     } else {

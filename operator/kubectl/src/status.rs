@@ -6,6 +6,7 @@
 //! | `fleet` | summarises the nodes and policies of a cluster |
 //! | `node` | summarises one node |
 //! | `problems` | describes the problems of one node, with the next step |
+//! | `faults` | names and describes faults of devices |
 //! | `resources` | compares what an agent advertises with what the Node has |
 //! | `devices` | summarises the devices of one node and their holders |
 //! | `usage` | sums memory, cores and shares in use |
@@ -19,6 +20,7 @@
 mod amount;
 mod devices;
 mod discovery;
+mod faults;
 mod fleet;
 mod node;
 mod policy;
@@ -52,8 +54,8 @@ pub async fn run(args: &StatusArgs) -> anyhow::Result<ExitCode> {
     let client = cluster::connect(&args.cluster).await?;
     if args.watch {
         let place = match args.output {
-            OutputFormat::Table if output::is_screen() => WatchOutput::Screen,
-            OutputFormat::Table => WatchOutput::Log,
+            OutputFormat::Table | OutputFormat::Wide if output::is_screen() => WatchOutput::Screen,
+            OutputFormat::Table | OutputFormat::Wide => WatchOutput::Log,
             OutputFormat::Json | OutputFormat::Yaml => WatchOutput::Documents,
         };
         watch(place, async || read_state(&client, args).await).await?;
@@ -83,10 +85,10 @@ async fn read_state(client: &Client, args: &StatusArgs) -> anyhow::Result<String
     fleet.discovery = DiscoveryProgress::of(&daemonsets.objects);
     fleet.unreadable.extend(daemonsets.unreadable);
     let text = if args.nodes.is_empty() {
-        output::render(args.output, &fleet, || text::fleet(&fleet))?
+        output::render(args.output, &fleet, |width| text::fleet(&fleet, width))?
     } else {
         let fleet = fleet.only(&args.nodes, &nodes)?;
-        output::render(args.output, &fleet, || text::nodes(&fleet))?
+        output::render(args.output, &fleet, |width| text::nodes(&fleet, width))?
     };
     let separator = if args.watch && args.output == OutputFormat::Yaml {
         "---\n"

@@ -40,6 +40,6 @@ pub async fn run(args: &TopoArgs) -> anyhow::Result<ExitCode> {
         )
     };
     let topology = topology(gpu_node, args.request, args.resource.as_deref())?;
-    output::print(args.output, &topology, || text::topology(&topology))?;
+    output::print(args.output, &topology, |width| text::topology(&topology, width))?;
     Ok(ExitCode::SUCCESS)
 }

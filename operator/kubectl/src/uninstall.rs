@@ -4,6 +4,7 @@
 //! | module | what it does |
 //! |---|---|
 //! | `survey` | lists what a removal would delete, and what it would keep |
+//! | `survey_text` | prints the survey, with what is alike in one line |
 //! | `permissions` | checks that the caller may do all of it |
 //! | `operator` | stops the operator |
 //! | `objects` | deletes policies, permissions and CRDs |
@@ -35,12 +36,13 @@ mod removal;
 mod requests;
 mod resources;
 mod survey;
+mod survey_text;
 mod undo;
 
 use crate::{
     cli::{OutputFormat, UninstallArgs},
     cluster,
-    output::{self, plain, style},
+    output::{self, TextWidth, plain, style, wrapped},
 };
 use installed::InstalledObject;
 use leftover::Leftover;
@@ -53,6 +55,7 @@ use std::{
     process::ExitCode,
 };
 use survey::survey;
+use survey_text::survey_text;
 
 /// Printed where a person or `--dry-run` stops the removal.
 const UNCHANGED: &str = "nothing was changed\n";
@@ -71,7 +74,9 @@ pub async fn run(args: &UninstallArgs) -> anyhow::Result<ExitCode> {
     let mut removal = Removal::new(requests, RemovalProgress::new(args.output));
     let survey = survey(&removal, &objects).await?;
     if args.dry_run {
-        output::print(args.output, &survey, || survey.text() + UNCHANGED)?;
+        output::print(args.output, &survey, |width| {
+            survey_text(&survey, args.all, width) + UNCHANGED
+        })?;
         return Ok(ExitCode::SUCCESS);
     }
     if survey.is_empty() {
@@ -86,10 +91,10 @@ pub async fn run(args: &UninstallArgs) -> anyhow::Result<ExitCode> {
     );
     if io::stdin().is_terminal() && !args.yes {
         anyhow::ensure!(
-            args.output == OutputFormat::Table,
+            args.output.is_text(),
             "uninstall: -o json and -o yaml do not ask; nothing was changed. Add --yes, or --dry-run to see what would be removed"
         );
-        output::write(&survey.text())?;
+        output::write(&survey_text(&survey, args.all, TextWidth::of_output(args.output)))?;
         if !confirmed(&mut io::stdin().lock())? {
             output::write(UNCHANGED)?;
             return Ok(ExitCode::SUCCESS);
@@ -129,16 +134,14 @@ struct RemovalReport<'a> {
 /// Prints the result: `success` where nothing is left.
 fn report(removal: &Removal, output: OutputFormat, success: &str) -> anyhow::Result<ExitCode> {
     let (left, notes) = (removal.leftovers.as_slice(), removal.notes.as_slice());
-    output::print(output, &RemovalReport { left, notes }, || {
-        let notes: String = notes
-            .iter()
-            .map(|note| "note: ".to_owned() + &plain(note) + "\n")
-            .collect();
+    output::print(output, &RemovalReport { left, notes }, |width| {
+        let line = |text: &str| wrapped(&plain(text), width, 2) + "\n";
+        let notes: String = notes.iter().map(|note| line(&format!("note: {note}"))).collect();
         if left.is_empty() {
             return format!("{success}\n{notes}");
         }
         let heading = style::HEADING;
-        let lines: String = left.iter().map(|left| plain(&left.to_string()) + "\n").collect();
+        let lines: String = left.iter().map(|left| line(&left.to_string())).collect();
         format!("\n{heading}NOT REMOVED{heading:#}\n{lines}{notes}")
     })?;
     Ok(if left.is_empty() {

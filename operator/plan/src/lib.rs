@@ -39,7 +39,7 @@ mod rollout_stage;
 mod taint;
 mod time;
 
-pub use fact_labels::{NodeFactLabels, gpu_labels};
+pub use fact_labels::{NodeFactLabels, gpu_labels, is_fact_label};
 pub use fleet::{
     messages::{policy_missing, policy_unreadable, removal_paced, rollout_stopped},
     policy_removal::{PolicyRemoval, RemovalBatch},

@@ -3,39 +3,50 @@
 use crate::{
     cluster::{UnreadableObject, unreadable_lines},
     configuration::{self, short_hash},
-    output::{NO_POLICY, TableCell, plain, style, table},
+    output::{NO_POLICY, TableCell, TableColumn, TextWidth, plain, style, table, wrapped},
 };
 use gpunode_crds::Configuration;
 use gpunode_plan::{EntryKind, EntrySource, EntryState, Explanation, ExplanationEntry, PolicyMatch};
 use std::fmt::Write as _;
 
 /// Returns a table of policies and one of what they set, then the configuration and the unreadable objects. `config` is the
-/// configuration of the node.
+/// configuration of the node. Labels with facts about GPUs are counted, or listed with `all`.
 pub fn explanation(
     explanation: &Explanation,
     config: Option<&Configuration>,
     unreadable: &[UnreadableObject],
+    all: bool,
+    width: TextWidth,
 ) -> String {
     let mut text = String::new();
     if let Some(hold) = &explanation.hold {
         let paint = style::BAD;
-        let _ = writeln!(text, "{paint}{}{paint:#}\n", plain(hold));
+        let _ = writeln!(text, "{paint}{}{paint:#}\n", wrapped(&plain(hold), width, 2));
     }
     if explanation.policies.is_empty() {
-        let _ = writeln!(text, "{NO_POLICY}");
+        let _ = writeln!(text, "{}", wrapped(NO_POLICY, width, 2));
     } else {
         let rows: Vec<_> = explanation.policies.iter().map(verdict).collect();
-        text.push_str(&table(["POLICY", "PRIORITY", "MODE", "MATCHES", "WHY"], &rows));
+        let columns = [
+            TableColumn::new("POLICY"),
+            TableColumn::new("PRIORITY"),
+            TableColumn::new("MODE"),
+            TableColumn::new("MATCHES"),
+            TableColumn::below("WHY"),
+        ];
+        text.push_str(&table(width, columns, &rows));
     }
     if explanation.entries.is_empty() {
         let _ = writeln!(text, "\ngpunode manages nothing on node {}", plain(&explanation.node));
     } else {
-        let rows: Vec<_> = explanation.entries.iter().map(entry).collect();
-        let _ = write!(
-            text,
-            "\n{}",
-            table(["WHAT", "FROM", "FIELD", "OVERRIDES", "STATE"], &rows)
-        );
+        let columns = [
+            TableColumn::new("WHAT"),
+            TableColumn::below("FROM"),
+            TableColumn::below("FIELD"),
+            TableColumn::below("OVERRIDES"),
+            TableColumn::below("STATE"),
+        ];
+        let _ = write!(text, "\n{}", table(width, columns, &rows(explanation, all)));
     }
     if let Some(config) = config {
         let heading = style::HEADING;
@@ -46,7 +57,7 @@ pub fn explanation(
             plain(&config.policy)
         );
         for line in configuration::describe(&config.document) {
-            let _ = writeln!(text, "{}", plain(&line));
+            let _ = writeln!(text, "{}", wrapped(&plain(&line), width, 2));
         }
     }
     text.push_str(&unreadable_lines(unreadable));
@@ -86,7 +97,32 @@ fn leaving_message(seconds: i64) -> String {
     format!("what it has here stays for {seconds} s more, in case the label comes back")
 }
 
-fn entry(entry: &ExplanationEntry) -> [TableCell; 5] {
+/// Returns a row for each entry. Unless `all`, labels with facts about GPUs are one row for each state.
+fn rows(explanation: &Explanation, all: bool) -> Vec<[TableCell; 5]> {
+    let is_counted = |entry: &ExplanationEntry| {
+        !all && entry.source == EntrySource::Facts && entry.overrides.is_empty() && entry.before.is_none()
+    };
+    let entries = &explanation.entries;
+    let mut counted: Vec<&EntryState> = Vec::new();
+    let mut rows = Vec::new();
+    for of in entries {
+        let alike = entries
+            .iter()
+            .filter(|it| is_counted(it) && it.state == of.state)
+            .count();
+        if !is_counted(of) || alike == 1 {
+            rows.push(entry(of, &explanation.policies));
+        } else if !counted.contains(&&of.state) {
+            counted.push(&of.state);
+            let mut row = entry(of, &explanation.policies);
+            row[0] = format!("{alike} labels (list them with --all)").into();
+            rows.push(row);
+        }
+    }
+    rows
+}
+
+fn entry(entry: &ExplanationEntry, policies: &[PolicyMatch]) -> [TableCell; 5] {
     let (from, field) = match &entry.source {
         EntrySource::Policy {
             name,
@@ -119,7 +155,7 @@ fn entry(entry: &ExplanationEntry) -> [TableCell; 5] {
         from.into(),
         field.into(),
         overrides.join(", ").into(),
-        state(entry),
+        state(entry, policies),
     ]
 }
 
@@ -139,7 +175,11 @@ fn what(entry: &ExplanationEntry) -> String {
     }
 }
 
-fn state(entry: &ExplanationEntry) -> TableCell {
+fn state(entry: &ExplanationEntry, policies: &[PolicyMatch]) -> TableCell {
+    let is_told = |message: &str| {
+        let mut problems = policies.iter().filter_map(|policy| policy.problem.as_ref());
+        problems.any(|problem| problem.contains(message))
+    };
     match (&entry.state, &entry.before) {
         (EntryState::InPlace, Some(before)) => {
             TableCell::new(format!("in place, taken over from \"{before}\""), style::GOOD)
@@ -148,6 +188,7 @@ fn state(entry: &ExplanationEntry) -> TableCell {
         (EntryState::Pending, _) => TableCell::new("to be written", style::WAITING),
         (EntryState::Leaving, _) => TableCell::new("to be removed", style::WAITING),
         (EntryState::Foreign, _) => TableCell::new("already set by another writer", style::PLAIN),
+        (EntryState::Conflict { message }, _) if is_told(message) => TableCell::new("conflict: see WHY", style::BAD),
         (EntryState::Conflict { message }, _) => TableCell::new(message.as_str(), style::BAD),
         (EntryState::Held, _) => TableCell::new("node left unchanged", style::BAD),
     }
@@ -168,7 +209,7 @@ mod tests {
         serde_json::from_value(object).expect("a policy")
     }
 
-    fn shown(policies: &[GpuNodePolicy]) -> String {
+    fn shown(policies: &[GpuNodePolicy], width: TextWidth) -> String {
         let record = r#"{"version":1,"labels":{"tier":"reserved","old":"1"}}"#;
         let node = json!({
             "metadata": {
@@ -188,12 +229,11 @@ mod tests {
             hash: "0123456789abcdef".to_owned(),
             document: "resources: [{name: nvidia.com/gpu, sharing: {strategy: TimeSlicing, replicas: 4}}]".to_owned(),
         };
-        anstream::adapter::strip_str(&explanation(&explained, Some(&config), &[])).to_string()
+        anstream::adapter::strip_str(&explanation(&explained, Some(&config), &[], false, width)).to_string()
     }
 
-    #[test]
-    fn a_node_is_explained_in_tables() {
-        let policies = [
+    fn policies() -> [GpuNodePolicy; 3] {
+        [
             policy(
                 "all",
                 &json!({"nodeSelector": {}, "labels": {"tier": "standard"}, "taints": [{"key": "dedicated", "effect": "NoSchedule"}]}),
@@ -207,15 +247,19 @@ mod tests {
                 &json!({"priority": 100, "nodeSelector": {"matchLabels": {"pool": "a"}}, "labels": {"tier": "reserved", "accelerator": "v100"},
                 "devicePlugin": {}}),
             ),
-        ];
-        insta::assert_snapshot!(shown(&policies), @r#"
+        ]
+    }
+
+    #[test]
+    fn a_node_is_explained_in_tables() {
+        insta::assert_snapshot!(shown(&policies(), TextWidth::UNLIMITED), @r#"
         POLICY   PRIORITY   MODE      MATCHES   WHY
         v100     100        Enforce   yes       KeyOwnedByAnother: label accelerator is "theirs", not "v100"
         t4       10         Enforce   no        spec.nodeSelector.matchLabels[pool]: wants "b", node has "a"
         all      0          Enforce   yes       overridden: label tier by policy v100 (priority 100)
 
         WHAT                                 FROM                                          FIELD                               OVERRIDES               STATE
-        label accelerator=v100               v100 (100)                                    spec.labels[accelerator]            -                       label accelerator is "theirs", not "v100"
+        label accelerator=v100               v100 (100)                                    spec.labels[accelerator]            -                       conflict: see WHY
         label gpunode.dev/governed=true      gpunode: it places the agent of policy v100   -                                   -                       to be written
         label gpunode.dev/policy.v100=true   gpunode: it places the agent of policy v100   -                                   -                       to be written
         label old=1                          no policy any more                            -                                   -                       to be removed
@@ -229,8 +273,67 @@ mod tests {
     }
 
     #[test]
+    fn an_explanation_fits_a_terminal_of_80_columns() {
+        insta::assert_snapshot!(shown(&policies(), TextWidth::of(80)), @r#"
+        POLICY   PRIORITY   MODE      MATCHES
+        v100     100        Enforce   yes
+          WHY KeyOwnedByAnother: label accelerator is "theirs", not "v100"
+        t4       10         Enforce   no
+          WHY spec.nodeSelector.matchLabels[pool]: wants "b", node has "a"
+        all      0          Enforce   yes
+          WHY overridden: label tier by policy v100 (priority 100)
+
+        WHAT                                 OVERRIDES
+        label accelerator=v100               -
+          FROM v100 (100); FIELD spec.labels[accelerator]; STATE conflict: see WHY
+        label gpunode.dev/governed=true      -
+          FROM gpunode: it places the agent of policy v100; STATE to be written
+        label gpunode.dev/policy.v100=true   -
+          FROM gpunode: it places the agent of policy v100; STATE to be written
+        label old=1                          -
+          FROM no policy any more; STATE to be removed
+        label tier=reserved                  "standard" of all (0)
+          FROM v100 (100); FIELD spec.labels[tier]; STATE in place
+        taint dedicated:NoSchedule           -
+          FROM all (0); FIELD spec.taints[dedicated:NoSchedule]; STATE already set by
+            another writer
+        configuration ca3d163bab05           -
+          FROM v100 (100); FIELD spec.devicePlugin; STATE to be written
+
+        CONFIGURATION 0123456789ab of policy v100
+        nvidia.com/gpu: 4 replicas per GPU (TimeSlicing)
+        "#);
+        for columns in [80, 120] {
+            let text = shown(&policies(), TextWidth::of(columns));
+            let widest = text.lines().map(|line| line.chars().count()).max();
+            assert!(widest <= Some(columns), "{columns}: {text}");
+        }
+    }
+
+    #[test]
+    fn labels_with_facts_are_counted_or_listed() {
+        let gpu =
+            json!({"index": 0, "uuid": "GPU-0", "product": "Tesla-T4", "memoryMiB": 15360, "computeCapability": "7.5"});
+        let gpu_node = json!({"apiVersion": "gpunode.dev/v1alpha1", "kind": "GpuNode", "metadata": {"name": "n1"}, "spec": {},
+            "status": {"gpus": [gpu]}});
+        let gpu_node = serde_json::from_value(gpu_node).expect("a GpuNode");
+        let node = json!({"metadata": {"name": "n1", "uid": "u", "resourceVersion": "1"}, "spec": {}});
+        let facts = NodeFacts::of(&serde_json::from_value(node).expect("a node"));
+        let explained = explain(
+            &PolicySet::default().with_gpu_labels(true),
+            NodeContext::new(&facts, Some(&gpu_node), Timestamp::UNIX_EPOCH),
+        );
+        let text = |all| explanation(&explained, None, &[], all, TextWidth::UNLIMITED);
+        let counted = anstream::adapter::strip_str(&text(false)).to_string();
+        assert_eq!(counted.matches("nvidia.com/").count(), 0, "{counted}");
+        assert_eq!(counted.matches("labels (list them with --all)").count(), 1, "{counted}");
+        assert!(text(true).contains("label nvidia.com/gpu.count=1"), "{}", text(true));
+        assert!(!text(true).contains("--all"), "{}", text(true));
+    }
+
+    #[test]
     fn a_cluster_without_policies_is_explained_too() {
-        insta::assert_snapshot!(shown(&[]), @r"
+        insta::assert_snapshot!(shown(&[], TextWidth::UNLIMITED), @r"
         no GpuNodePolicy exists yet; write one and preview it with `kubectl gpunode plan -f FILE`
 
         WHAT                  FROM                 FIELD   OVERRIDES   STATE

@@ -1,24 +1,29 @@
 //! Standard output: text for people, JSON and YAML for programs.
 
+use super::width::TextWidth;
 use crate::cli::OutputFormat;
 use serde::Serialize;
 use std::io::{self, IsTerminal, Write};
 
-/// Prints `value` for programs, or `text` for people.
+/// Prints `value` for programs, or `text` for people, which gets the width of the output.
 ///
 /// # Errors
 /// When standard output cannot be written. A reader that closes early, such as `head`, is no error.
-pub fn print<T: Serialize>(format: OutputFormat, value: &T, text: impl FnOnce() -> String) -> io::Result<()> {
+pub fn print<T: Serialize>(format: OutputFormat, value: &T, text: impl FnOnce(TextWidth) -> String) -> io::Result<()> {
     write(&render(format, value, text)?)
 }
 
-/// Returns `value` for programs, or `text` for people.
+/// Returns `value` for programs, or `text` for people, which gets the width of the output.
 ///
 /// # Errors
 /// When `value` has no form in JSON or YAML.
-pub fn render<T: Serialize>(format: OutputFormat, value: &T, text: impl FnOnce() -> String) -> io::Result<String> {
+pub fn render<T: Serialize>(
+    format: OutputFormat,
+    value: &T,
+    text: impl FnOnce(TextWidth) -> String,
+) -> io::Result<String> {
     match format {
-        OutputFormat::Table => Ok(text()),
+        OutputFormat::Table | OutputFormat::Wide => Ok(text(TextWidth::of_output(format))),
         OutputFormat::Json => Ok(serde_json::to_string_pretty(value)? + "\n"),
         OutputFormat::Yaml => serde_yaml::to_string(value).map_err(io::Error::other),
     }

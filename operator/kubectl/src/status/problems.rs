@@ -2,15 +2,13 @@
 
 use super::{
     devices::{DeviceAvailability, DeviceSummary},
+    faults::fault_descriptions,
     node::NodeSummary,
 };
-use gpunode_crds::{DeviceHealth, FaultReason, RELEASE_LABEL, named};
+use gpunode_crds::{RELEASE_LABEL, named};
 use gpunode_plan::PAUSE_LABEL;
 use k8s_openapi::api::core::v1::Node;
 use std::collections::BTreeSet;
-
-/// Most devices whose faults are described; `-o json` has all of them.
-const MAX_FAULTS: usize = 16;
 
 /// Most missing devices named.
 const MAX_MISSING: usize = 4;
@@ -37,36 +35,8 @@ pub fn problems(state: &NodeSummary, node: Option<&Node>, known: &BTreeSet<Strin
         .chain(missing(state))
         .chain(released)
         .chain(state.unreadable_annotation.clone())
-        .chain(faults(state))
+        .chain(fault_descriptions(&state.devices))
         .collect()
-}
-
-/// Describes each fault: the reason, the action, when it clears, and the pods that hold the device.
-fn faults(state: &NodeSummary) -> Vec<String> {
-    let faulty = state
-        .devices
-        .iter()
-        .filter_map(|device| Some((device, device.fault.as_ref()?)));
-    let words = |(device, fault): (&DeviceSummary, &DeviceHealth)| {
-        let reason = fault.reason.map_or("reason unknown", FaultReason::as_str);
-        let since = fault
-            .since
-            .as_ref()
-            .map(|since| format!(" since {}", since.0))
-            .unwrap_or_default();
-        let pods: BTreeSet<String> = device
-            .holders
-            .iter()
-            .map(|holder| format!("{}/{}", holder.namespace, holder.pod))
-            .collect();
-        let held = (!pods.is_empty()).then(|| format!("held by {}", pods.into_iter().collect::<Vec<_>>().join(", ")));
-        let waits = fault.waits_for.as_ref().map(|waits| format!("clears after: {waits}"));
-        let what = fault.message.as_deref().unwrap_or(reason);
-        let what = Some(format!("{} is unhealthy{since}: {what}", device.name()));
-        let parts = [what, fault.action.clone(), waits, held];
-        parts.into_iter().flatten().collect::<Vec<_>>().join("; ")
-    };
-    faulty.map(words).take(MAX_FAULTS).collect()
 }
 
 /// Describes the missing GPUs.

@@ -2,108 +2,113 @@
 //!
 //! | module | what it does |
 //! |---|---|
-//! | `devices` | tables of devices, their holders, and devices that wait |
+//! | `problems` | the list of problems, each sentence once |
+//! | `devices` | tables of devices, their holders, and changes that wait |
 //! | `usage` | the table of what is in use |
 //! | `rollout` | the table of rollouts that are not finished |
 
 mod devices;
+mod problems;
 mod rollout;
 mod usage;
 
 use super::{
+    faults::fault_names,
     fleet::FleetSummary,
     node::{ConfigurationProgress, NodeSummary},
     policy::PolicySummary,
 };
-use crate::output::{NO_POLICY, TableCell, nearest_node_text, plain, plural, style, table};
+use crate::output::{NO_POLICY, TableCell, TableColumn, TextWidth, nearest_node_text, plain, style, table, wrapped};
 use devices::{device_table, waiting, withheld};
+use problems::problems;
 use rollout::rollouts;
 use std::fmt::Write as _;
 use usage::usage;
 
-/// Most waiting devices shown for a fleet; `-o json` has all of them.
+/// Most waiting changes shown for a fleet; `-o json` has all of them.
 const MAX_WAITING: usize = 20;
 
-/// Returns tables of nodes and policies, then waiting devices and problems.
-pub fn fleet(fleet: &FleetSummary) -> String {
-    let mut text = if fleet.nodes.is_empty() && fleet.is_forbidden("GpuNode") {
-        // PROBLEMS says why there is no table.
-        String::new()
+/// Returns the problems, then tables of nodes and policies, then waiting changes.
+pub fn fleet(fleet: &FleetSummary, width: TextWidth) -> String {
+    let mut text = problems(fleet, width);
+    if fleet.nodes.is_empty() && fleet.is_forbidden("GpuNode") {
+        // The problems say why there is no table.
     } else if fleet.nodes.is_empty() {
-        "no GpuNode exists yet; one appears when gpunode-discovery finds a GPU, or a policy with a devicePlugin matches a node\n"
-            .to_owned()
+        let none = "no GpuNode exists yet; one appears when gpunode-discovery finds a GPU, or a policy with a devicePlugin matches a node";
+        let _ = writeln!(text, "{}\n", wrapped(none, width, 2));
     } else {
-        node_table(fleet) + &usage(fleet)
-    };
-    if !text.is_empty() {
+        text.push_str(&node_table(fleet, width));
+        text.push_str(&usage(fleet, width));
         text.push('\n');
     }
     if fleet.policies.is_empty() {
         if !fleet.is_forbidden("GpuNodePolicy") {
-            let _ = writeln!(text, "{NO_POLICY}");
+            let _ = writeln!(text, "{}", wrapped(NO_POLICY, width, 2));
         }
     } else {
         let rows: Vec<_> = fleet.policies.iter().map(policy_row).collect();
-        let heading = [
-            "POLICY",
-            "MODE",
-            "PRIORITY",
-            "MATCHED",
-            "NODES READY",
-            "UPDATING",
-            "FAILED",
-            "CONFLICTED",
-            "READY",
-            "REASON",
+        let columns = [
+            TableColumn::new("POLICY"),
+            TableColumn::below("MODE"),
+            TableColumn::below("PRIORITY"),
+            TableColumn::new("MATCHED"),
+            TableColumn::new("NODES READY"),
+            TableColumn::below("UPDATING"),
+            TableColumn::below("FAILED"),
+            TableColumn::below("CONFLICTED"),
+            TableColumn::new("READY"),
+            TableColumn::below("REASON"),
         ];
-        text.push_str(&table(heading, &rows));
+        text.push_str(&table(width, columns, &rows));
         for (name, nearest) in fleet
             .policies
             .iter()
             .filter_map(|policy| Some((&policy.name, policy.nearest.as_ref()?)))
         {
-            let _ = writeln!(
-                text,
-                "policy {name} matches no node; {}",
-                plain(&nearest_node_text(nearest))
-            );
+            let line = format!("policy {name} matches no node; {}", plain(&nearest_node_text(nearest)));
+            let _ = writeln!(text, "{}", wrapped(&line, width, 2));
         }
     }
-    text.push_str(&rollouts(fleet));
+    text.push_str(&rollouts(fleet, width));
     if let Some(discovery) = fleet.discovery {
-        let _ = writeln!(text, "\n{}", discovery.text());
+        let _ = writeln!(text, "\n{}", wrapped(&discovery.text(), width, 2));
     }
-    text.push_str(&waiting(fleet, MAX_WAITING));
-    text.push_str(&problems(fleet));
+    text.push_str(&waiting(fleet, MAX_WAITING, width));
     text
 }
 
-/// Returns the nodes, the holders of their devices, and problems.
-pub fn nodes(fleet: &FleetSummary) -> String {
-    let mut text = node_table(fleet) + &usage(fleet);
-    text.push_str(&device_table(fleet));
-    text.extend(fleet.nodes.iter().map(withheld));
+/// Returns the problems, then the nodes and the holders of their devices.
+pub fn nodes(fleet: &FleetSummary, width: TextWidth) -> String {
+    let mut text = problems(fleet, width) + &node_table(fleet, width) + &usage(fleet, width);
+    text.push_str(&device_table(fleet, width));
+    text.extend(fleet.nodes.iter().map(|node| withheld(node, width)));
     for node in fleet.nodes.iter().filter(|node| node.holders_truncated) {
-        let _ = writeln!(
-            text,
+        let line = format!(
             "{}: the agent's list of holders is incomplete; more containers hold devices",
             node.name
         );
+        let _ = writeln!(text, "{}", wrapped(&line, width, 2));
     }
-    text.push_str(&waiting(fleet, usize::MAX));
-    text.push_str(&problems(fleet));
+    text.push_str(&waiting(fleet, usize::MAX, width));
     text
 }
 
-fn node_table(fleet: &FleetSummary) -> String {
+fn node_table(fleet: &FleetSummary, width: TextWidth) -> String {
     let rows: Vec<_> = fleet.nodes.iter().map(node_row).collect();
-    table(
-        ["NODE", "HARDWARE", "POLICY", "RESOURCES", "CONFIG", "READY", "REASON"],
-        &rows,
-    )
+    let columns = [
+        TableColumn::new("NODE"),
+        TableColumn::below("HARDWARE"),
+        TableColumn::below("POLICY"),
+        TableColumn::below("RESOURCES"),
+        TableColumn::new("CONFIG"),
+        TableColumn::new("READY"),
+        TableColumn::below("REASON"),
+        TableColumn::below("FAULT"),
+    ];
+    table(width, columns, &rows)
 }
 
-fn node_row(node: &NodeSummary) -> [TableCell; 7] {
+fn node_row(node: &NodeSummary) -> [TableCell; 8] {
     let resources: Vec<String> = node
         .resources
         .iter()
@@ -142,6 +147,7 @@ fn node_row(node: &NodeSummary) -> [TableCell; 7] {
         configuration,
         ready(&node.ready),
         node.reason.as_deref().unwrap_or_default().into(),
+        TableCell::new(fault_names(&node.devices), style::BAD),
     ]
 }
 
@@ -168,55 +174,6 @@ fn ready(status: &str) -> TableCell {
         _ => style::WAITING,
     };
     TableCell::new(status, paint)
-}
-
-/// Returns the list of problems. Their text comes from statuses.
-fn problems(fleet: &FleetSummary) -> String {
-    let unreadable = fleet.unreadable.iter().map(ToString::to_string);
-    let policies = fleet.policies.iter().flat_map(policy_problems);
-    let is_named = |name: &str| {
-        fleet
-            .policies
-            .iter()
-            .flat_map(|policy| &policy.failures)
-            .any(|failure| failure.node == name)
-    };
-    let unnamed = fleet.nodes.iter().filter(|node| !is_named(&node.name));
-    let unready = unnamed.filter_map(|node| {
-        let reason = node.reason.as_deref().unwrap_or("NotReady");
-        Some(format!("node {}: {reason}: {}", node.name, node.message.as_ref()?))
-    });
-    let differences = fleet.nodes.iter().flat_map(|node| {
-        node.problems
-            .iter()
-            .map(move |problem| format!("node {}: {problem}", node.name))
-    });
-    let lines: Vec<String> = unreadable.chain(policies).chain(unready).chain(differences).collect();
-    if lines.is_empty() {
-        return String::new();
-    }
-    let heading = style::HEADING;
-    let lines: String = lines.iter().map(|line| plain(line) + "\n").collect();
-    format!("\n{heading}PROBLEMS{heading:#}\n{lines}")
-}
-
-fn policy_problems(policy: &PolicySummary) -> Vec<String> {
-    let name = &policy.name;
-    let messages = policy
-        .messages
-        .iter()
-        .map(|message| format!("policy {name}: {message}"));
-    let failures = policy.failures.iter();
-    let failures = failures.map(|it| format!("policy {name}: node {}: {}: {}", it.node, it.reason, it.message));
-    let (named, faulty) = (policy.failures.len(), policy.failed + policy.conflicted);
-    let more = usize::try_from(faulty).unwrap_or_default().saturating_sub(named);
-    let more = (named > 0 && more > 0).then(|| {
-        format!(
-            "policy {name}: {} failed or in conflict",
-            plural(more, "more node", "more nodes")
-        )
-    });
-    messages.chain(failures).chain(more).collect()
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! Output of `topo` for a node.
 
 use super::*;
+use crate::output::TextWidth;
 use gpunode_crds::GpuNode;
 use gpunode_scenario::DGX1_VOLTA_LINKS;
 use serde_json::{Value, json};
@@ -45,7 +46,7 @@ fn node(document: &str, resource: &str, sharing: Option<&str>, shares: i32, hold
 
 fn shown(gpu_node: &GpuNode, request: Option<u32>) -> String {
     let topology = topology(gpu_node, request, None).expect("an answer");
-    anstream::adapter::strip_str(&text::topology(&topology)).to_string()
+    anstream::adapter::strip_str(&text::topology(&topology, TextWidth::UNLIMITED)).to_string()
 }
 
 #[test]

@@ -5,7 +5,7 @@ use super::{
     request::{DeviceChoice, RequestAnswer},
     topology::NodeTopology,
 };
-use crate::output::{TableCell, grid, plain, style, table};
+use crate::output::{TableCell, TableColumn, TextWidth, grid, plain, style, table};
 use gpunode_crds::{LinkLevel, named};
 use std::{collections::BTreeSet, fmt::Write as _};
 
@@ -24,11 +24,11 @@ const LEGEND: [(LinkLevel, &str); 7] = [
 ];
 
 /// Returns the table of links and holders, its legend, and the answer.
-pub fn topology(topology: &NodeTopology) -> String {
+pub fn topology(topology: &NodeTopology, width: TextWidth) -> String {
     let mut text = if topology.gpus.is_empty() {
         format!("node {} has no GPU\n", plain(&topology.node))
     } else {
-        matrix(&topology.gpus) + &legend(&topology.gpus)
+        matrix(&topology.gpus, width) + &legend(&topology.gpus)
     };
     let bad = style::BAD;
     if !topology.missing.is_empty() {
@@ -41,11 +41,11 @@ pub fn topology(topology: &NodeTopology) -> String {
     topology
         .request
         .iter()
-        .for_each(|answer| text.push_str(&request(answer)));
+        .for_each(|answer| text.push_str(&request(answer, width)));
     text
 }
 
-fn matrix(gpus: &[LinkedGpu]) -> String {
+fn matrix(gpus: &[LinkedGpu], width: TextWidth) -> String {
     let heading = |text: &str| TableCell::new(text, style::HEADING);
     let name = |gpu: &LinkedGpu| format!("GPU{}", gpu.index);
     let names = gpus.iter().map(|gpu| heading(&name(gpu)));
@@ -67,7 +67,7 @@ fn matrix(gpus: &[LinkedGpu]) -> String {
         let cells = [heading(&name(gpu))].into_iter().chain(gpus.iter().map(link));
         rows.push(cells.chain([numa.into(), holders(gpu).into()]).collect());
     }
-    grid(&rows.iter().map(Vec::as_slice).collect::<Vec<_>>())
+    grid(width, &rows.iter().map(Vec::as_slice).collect::<Vec<_>>())
 }
 
 fn holders(gpu: &LinkedGpu) -> String {
@@ -94,7 +94,7 @@ fn legend(gpus: &[LinkedGpu]) -> String {
     if text.len() > 1 { text } else { String::new() }
 }
 
-fn request(answer: &RequestAnswer) -> String {
+fn request(answer: &RequestAnswer, width: TextWidth) -> String {
     let heading = style::HEADING;
     let (size, resource, order, free) = (answer.size, plain(&answer.resource), &answer.order, answer.free);
     let mut text = format!("\n{heading}REQUEST{heading:#} {size} of {resource}, {order}; {free} free\n");
@@ -114,15 +114,15 @@ fn request(answer: &RequestAnswer) -> String {
     let rows: Vec<_> = answer.choices.iter().enumerate().map(row).collect();
     if !rows.is_empty() {
         let heading = [
-            "RANK",
-            "GPUS",
-            "PAIR SCORES",
-            "NUMA NODES",
-            "LEFT FREE",
-            "FREE PAIR SCORES",
-            "LOAD",
+            TableColumn::new("RANK"),
+            TableColumn::new("GPUS"),
+            TableColumn::new("PAIR SCORES"),
+            TableColumn::below("NUMA NODES"),
+            TableColumn::below("LEFT FREE"),
+            TableColumn::below("FREE PAIR SCORES"),
+            TableColumn::new("LOAD"),
         ];
-        text.push_str(&table(heading, &rows));
+        text.push_str(&table(width, heading, &rows));
     }
     let said = match answer.choices.first() {
         Some(set) => {

@@ -27,7 +27,7 @@ pub struct RemovalProgress {
 impl RemovalProgress {
     /// Starts the clock. JSON and YAML keep standard output to themselves, so progress goes to standard error.
     pub fn new(output: OutputFormat) -> Self {
-        let is_terminal = output == OutputFormat::Table && output::is_screen();
+        let is_terminal = output.is_text() && output::is_screen();
         Self {
             began: Instant::now(),
             is_terminal,
@@ -66,7 +66,7 @@ impl RemovalProgress {
     /// Writes, and ignores errors: a closed output must not stop a removal.
     fn write(&self, text: &str) {
         let _ = match self.goes_to {
-            OutputFormat::Table => {
+            OutputFormat::Table | OutputFormat::Wide => {
                 let mut out = anstream::stdout().lock();
                 out.write_all(text.as_bytes()).and_then(|()| out.flush())
             }

@@ -99,7 +99,7 @@ pub fn print(reports: &[DocumentReport], format: OutputFormat) -> io::Result<()>
             valid,
             documents: reports,
         },
-        || text(reports),
+        |_| text(reports),
     )
 }
 

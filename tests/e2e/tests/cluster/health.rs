@@ -80,6 +80,11 @@ fn a_broken_gpu_is_told_with_cause_cure_and_holders_and_takes_no_other_with_it()
     );
     let status = lab.gpunode(&["status", T4])?;
     ensure!(status.contains("is unhealthy") && status.contains("XID 46"), "{status}");
+    ensure!(
+        status.starts_with("PROBLEMS\n"),
+        "status begins with what is wrong: {status}"
+    );
+    ensure!(status.contains("XID 46 (GPU"), "the node's FAULT names it: {status}");
 
     broken.repair()?;
     lab.await_allocatable(T4, GPU, 16)?;

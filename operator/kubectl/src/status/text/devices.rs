@@ -1,32 +1,43 @@
 //! Devices, their holders, and the pods that they wait for, for people.
 
 use crate::{
-    output::{TableCell, plain, style, table},
+    output::{TableCell, TableColumn, TextWidth, plain, style, table, wrapped},
     status::{
         devices::{DeviceAvailability, DeviceSummary},
+        faults::fault_name,
         fleet::FleetSummary,
         node::NodeSummary,
         resources::ResourceSummary,
     },
 };
 use gpunode_crds::{Holder, named};
-use std::fmt::Write as _;
+use std::{collections::BTreeSet, fmt::Write as _};
 
-/// Most pods named for one waiting device.
+/// Most pods named for one waiting change.
 const MAX_PODS: usize = 3;
 
 /// Returns every device of the nodes, with its holders.
-pub fn device_table(fleet: &FleetSummary) -> String {
+pub fn device_table(fleet: &FleetSummary, width: TextWidth) -> String {
     let rows: Vec<_> = fleet.nodes.iter().flat_map(device_rows).collect();
     if rows.is_empty() {
         return String::new();
     }
-    let heading = ["NODE", "GPU", "DEVICE", "STATE", "RESOURCE", "HELD", "POD", "CONTAINER"];
-    format!("\n{}", table(heading, &rows))
+    let columns = [
+        TableColumn::new("NODE"),
+        TableColumn::new("GPU"),
+        TableColumn::below("DEVICE"),
+        TableColumn::new("STATE"),
+        TableColumn::below("FAULT"),
+        TableColumn::below("RESOURCE"),
+        TableColumn::new("HELD"),
+        TableColumn::new("POD"),
+        TableColumn::below("CONTAINER"),
+    ];
+    format!("\n{}", table(width, columns, &rows))
 }
 
 /// Returns one row for each holder of each device, and one for a device without a holder.
-fn device_rows(node: &NodeSummary) -> Vec<[TableCell; 8]> {
+fn device_rows(node: &NodeSummary) -> Vec<[TableCell; 9]> {
     let row = |device: &DeviceSummary, holder: Option<&Holder>| {
         let of = |text: fn(&Holder) -> String| TableCell::from(holder.map(text).unwrap_or_default());
         let resource = holder.map(|holder| &holder.resource).or(device.resource.as_ref());
@@ -35,13 +46,14 @@ fn device_rows(node: &NodeSummary) -> Vec<[TableCell; 8]> {
             gpu(device),
             device.hardware.as_str().into(),
             TableCell::new(device.state.text(), paint(device.state)),
+            TableCell::new(device.fault.as_ref().map(fault_name).unwrap_or_default(), style::BAD),
             resource.map(String::as_str).unwrap_or_default().into(),
             held(device, holder).into(),
             of(|holder| format!("{}/{}", holder.namespace, holder.pod)),
             of(|holder| holder.container.clone()),
         ]
     };
-    let rows = |device: &DeviceSummary| -> Vec<[TableCell; 8]> {
+    let rows = |device: &DeviceSummary| -> Vec<[TableCell; 9]> {
         let held = device.holders.iter().map(|holder| row(device, Some(holder)));
         held.chain(device.holders.is_empty().then(|| row(device, None)))
             .collect()
@@ -75,7 +87,7 @@ fn paint(state: DeviceAvailability) -> anstyle::Style {
 }
 
 /// Says why free shares are withheld, in one line per resource.
-pub fn withheld(node: &NodeSummary) -> String {
+pub fn withheld(node: &NodeSummary, width: TextWidth) -> String {
     let line = |resource: &ResourceSummary| {
         let count = resource.withheld?;
         // The free healthy shares are all on this device.
@@ -95,41 +107,73 @@ pub fn withheld(node: &NodeSummary) -> String {
         ))
     };
     let lines = node.resources.iter().filter_map(line);
-    lines.map(|line| plain(&line) + "\n").collect()
+    lines.map(|line| wrapped(&plain(&line), width, 2) + "\n").collect()
 }
 
-/// Returns the devices whose change waits for running pods; at most `most` of them.
-pub fn waiting(fleet: &FleetSummary, most: usize) -> String {
-    let devices = fleet
+/// Changes of a node's GPUs that wait for the same reason.
+struct WaitingChange<'a> {
+    node: &'a str,
+    reason: &'a str,
+    /// Indices of its GPUs, or UUIDs where the GPU is gone.
+    gpus: BTreeSet<(Option<u32>, String)>,
+    pods: BTreeSet<&'a str>,
+}
+
+/// Returns the changes that wait for running pods, one row for each node and reason; at most `most` rows.
+pub fn waiting(fleet: &FleetSummary, most: usize, width: TextWidth) -> String {
+    let mut changes: Vec<WaitingChange> = Vec::new();
+    for (node, device) in fleet
         .nodes
         .iter()
-        .flat_map(|node| node.devices.iter().map(move |device| (node, device)));
-    let rows: Vec<[TableCell; 5]> = devices
-        .filter_map(|(node, device)| {
-            let waiting = device.waiting.as_ref()?;
-            let pods = named(&waiting.pods, MAX_PODS);
-            let (hardware, why) = (device.hardware.as_str(), waiting.message.as_str());
-            Some([
-                node.name.as_str().into(),
-                gpu(device),
-                hardware.into(),
-                pods.into(),
-                why.into(),
-            ])
-        })
-        .collect();
-    if rows.is_empty() {
+        .flat_map(|node| node.devices.iter().map(move |device| (node, device)))
+    {
+        let Some(waiting) = &device.waiting else { continue };
+        let (node, reason) = (node.name.as_str(), waiting.message.as_str());
+        let place = changes.iter().position(|of| of.node == node && of.reason == reason);
+        let place = place.unwrap_or_else(|| {
+            let (gpus, pods) = (BTreeSet::new(), BTreeSet::new());
+            changes.push(WaitingChange {
+                node,
+                reason,
+                gpus,
+                pods,
+            });
+            changes.len() - 1
+        });
+        if let Some(change) = changes.get_mut(place) {
+            let uuid = device.gpu.map_or_else(|| device.uuid.clone(), |_| String::new());
+            change.gpus.insert((device.gpu, uuid));
+            change.pods.extend(waiting.pods.iter().map(String::as_str));
+        }
+    }
+    if changes.is_empty() {
         return String::new();
     }
-    let shown = rows.get(..most).unwrap_or(&rows);
+    let row = |change: &WaitingChange| -> [TableCell; 4] {
+        let gpu = |(gpu, uuid): &(Option<u32>, String)| gpu.map_or_else(|| uuid.clone(), |gpu| gpu.to_string());
+        let gpus: Vec<String> = change.gpus.iter().map(gpu).collect();
+        [
+            change.node.into(),
+            gpus.join(", ").into(),
+            named(&change.pods, MAX_PODS).into(),
+            change.reason.into(),
+        ]
+    };
+    let rows: Vec<_> = changes.iter().take(most).map(row).collect();
+    let columns = [
+        TableColumn::new("NODE"),
+        TableColumn::new("GPUS"),
+        TableColumn::below("HELD BY"),
+        TableColumn::below("PENDING CHANGE"),
+    ];
     let heading = style::HEADING;
-    let table = table(["NODE", "GPU", "DEVICE", "HELD BY", "PENDING CHANGE"], shown);
+    let table = table(width, columns, &rows);
     let mut text = format!("\n{heading}WAITING FOR RUNNING PODS{heading:#}\n{table}");
-    if rows.len() > shown.len() {
+    if changes.len() > rows.len() {
+        let more = changes.len() - rows.len();
         let _ = writeln!(
             text,
-            "and {} more; list a node's with `kubectl gpunode status NODE`",
-            rows.len() - shown.len()
+            "and {more} more; list a node's with `kubectl gpunode status NODE`"
         );
     }
     text

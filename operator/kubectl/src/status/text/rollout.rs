@@ -1,44 +1,34 @@
 //! Unfinished rollouts, for people.
 
 use crate::{
-    output::{TableCell, plain, style, table},
-    status::{fleet::FleetSummary, policy::PolicySummary, rollout::RolloutSummary},
+    output::{TableCell, TableColumn, TextWidth, style, table},
+    status::{fleet::FleetSummary, rollout::RolloutSummary},
 };
 use gpunode_crds::named;
-use gpunode_plan::rollout_stopped;
-use std::fmt::Write as _;
 
 /// Most nodes named.
 const NAMED: usize = 3;
 
-/// Returns a row for each policy whose configuration is not on every node, and the reason where it stopped.
-pub fn rollouts(fleet: &FleetSummary) -> String {
-    let under_way = |policy: &'_ &PolicySummary| policy.rollout.as_ref().is_some_and(|rollout| !rollout.is_done());
-    let policies: Vec<&PolicySummary> = fleet.policies.iter().filter(under_way).collect();
-    let rows: Vec<_> = policies
-        .iter()
-        .filter_map(|policy| Some(row(&policy.name, policy.rollout.as_ref()?)))
-        .collect();
+/// Returns a row for each policy whose configuration is not on every node.
+pub fn rollouts(fleet: &FleetSummary, width: TextWidth) -> String {
+    let under_way = fleet.policies.iter().filter_map(|policy| {
+        let rollout = policy.rollout.as_ref().filter(|rollout| !rollout.is_done())?;
+        Some(row(&policy.name, rollout))
+    });
+    let rows: Vec<_> = under_way.collect();
     if rows.is_empty() {
         return String::new();
     }
-    let heading = [
-        "ROLLOUT",
-        "IN FORCE",
-        "CHANGING",
-        "AT ONCE",
-        "PENDING",
-        "NOT WAITED FOR",
-        "STOPPED AT",
+    let columns = [
+        TableColumn::new("ROLLOUT"),
+        TableColumn::new("IN FORCE"),
+        TableColumn::below("CHANGING"),
+        TableColumn::below("AT ONCE"),
+        TableColumn::below("PENDING"),
+        TableColumn::below("NOT WAITED FOR"),
+        TableColumn::below("STOPPED AT"),
     ];
-    let mut text = format!("\n{}", table(heading, &rows));
-    for policy in policies {
-        for stop in policy.rollout.iter().filter_map(|rollout| rollout.stopped.first()) {
-            let line = format!("{}: {}", policy.name, rollout_stopped(&stop.node, &stop.why));
-            let _ = writeln!(text, "{}", plain(&line));
-        }
-    }
-    text
+    format!("\n{}", table(width, columns, &rows))
 }
 
 fn row(policy: &str, rollout: &RolloutSummary) -> [TableCell; 7] {

@@ -14,43 +14,96 @@ fn no_nodes() -> ListedObjects<Node> {
     }
 }
 
-fn shown(fleet: &FleetSummary) -> String {
-    anstream::adapter::strip_str(&super::fleet(fleet)).to_string()
+fn stripped(text: &str) -> String {
+    anstream::adapter::strip_str(text).to_string()
+}
+
+fn shown(fleet: &FleetSummary, width: TextWidth) -> String {
+    stripped(&super::fleet(fleet, width))
+}
+
+fn shown_node() -> FleetSummary {
+    shared()
+        .only(&["n".to_owned()], &no_nodes())
+        .expect("there is such a node")
 }
 
 #[test]
-fn a_fleet_is_one_table_with_its_problems_below() {
-    insta::assert_snapshot!(shown(&sample()), @r#"
-    NODE   HARDWARE                   POLICY   RESOURCES            CONFIG     READY     REASON
-    a      8 x Tesla-V100-SXM2-32GB   v100     nvidia.com/gpu 7/8   in force   True      ConfigurationInForce
-    b      8 x Tesla-V100-SXM2-32GB   v100     -                    rejected   False     ConfigurationRejected
-    c      8 x Tesla-V100-SXM2-32GB   v100     nvidia.com/gpu 0/8   pending    Unknown   NodeNotReady
-    d      -                          -        -                    unknown    Unknown   StatusUnreadable
-    f      4 x Tesla-T4               -        -                    none       Unknown   AgentNotReporting
-    g      8 x Tesla-V100-SXM2-32GB   gone     nvidia.com/gpu 0/8   in force   True      ConfigurationInForce
-
-    POLICY   MODE      PRIORITY   MATCHED   NODES READY   UPDATING   FAILED   CONFLICTED   READY     REASON
-    new      Preview   0          0         0             0          0        0            Unknown   -
-    v100     Enforce   100        3         1             1          1        0            False     NodesUpdating
-    policy new matches no node; nearest node: a (and 5 others as near): spec.nodeSelector.matchLabels[pool]: wants "x", node has no such label
-
+fn a_fleet_begins_with_its_problems() {
+    insta::assert_snapshot!(shown(&sample(), TextWidth::UNLIMITED), @r#"
     PROBLEMS
     GpuNode d: its status cannot be read: bad time
     policy new: the operator has not processed the current spec; check that it is running: `kubectl -n gpunode-system get pods`
     policy v100: Degraded (NodesFailed): 1 node failed
     policy v100: node b: ConfigurationRejected: resources[0].name: bad
     node c: NodeNotReady: the node's kubelet is not ready
-    node c: nvidia.com/gpu: the agent advertises 7, the Node has 0 allocatable; check the agent with `kubectl -n gpunode-system get pods -o wide --field-selector spec.nodeName=c`
-    node g: nvidia.com/gpu: the agent advertises 7, the Node has 0 allocatable; check the agent with `kubectl -n gpunode-system get pods -o wide --field-selector spec.nodeName=g`
+    nodes c, g: nvidia.com/gpu: the agent advertises 7, the Node has 0 allocatable; check the agent with `kubectl -n gpunode-system get pods -o wide --field-selector spec.nodeName=NODE`
     node g: its configuration comes from policy gone, which no longer exists; the operator should remove it, check that it is running: `kubectl -n gpunode-system get pods`
+
+    NODE   HARDWARE                   POLICY   RESOURCES            CONFIG     READY     REASON                  FAULT
+    a      8 x Tesla-V100-SXM2-32GB   v100     nvidia.com/gpu 7/8   in force   True      ConfigurationInForce    -
+    b      8 x Tesla-V100-SXM2-32GB   v100     -                    rejected   False     ConfigurationRejected   -
+    c      8 x Tesla-V100-SXM2-32GB   v100     nvidia.com/gpu 0/8   pending    Unknown   NodeNotReady            -
+    d      -                          -        -                    unknown    Unknown   StatusUnreadable        -
+    f      4 x Tesla-T4               -        -                    none       Unknown   AgentNotReporting       -
+    g      8 x Tesla-V100-SXM2-32GB   gone     nvidia.com/gpu 0/8   in force   True      ConfigurationInForce    -
+
+    POLICY   MODE      PRIORITY   MATCHED   NODES READY   UPDATING   FAILED   CONFLICTED   READY     REASON
+    new      Preview   0          0         0             0          0        0            Unknown   -
+    v100     Enforce   100        3         1             1          1        0            False     NodesUpdating
+    policy new matches no node; nearest node: a (and 5 others as near): spec.nodeSelector.matchLabels[pool]: wants "x", node has no such label
     "#);
 }
 
 #[test]
-fn a_fleet_names_the_devices_that_wait_and_the_pods_that_they_wait_for() {
-    insta::assert_snapshot!(shown(&shared()), @r"
-    NODE   HARDWARE              POLICY   RESOURCES                                                                                                                                                                          CONFIG     READY   REASON
-    n      10 x A100-SXM4-80GB   p        aliyun.com/gpu-mem 111/250 (31 held, 89 withheld), nvidia.com/gpu.mps 0/10, nvidia.com/mig-1g.10gb 2/2 (1 held), nvidia.com/gpu 1/2 (1 held), nvidia.com/gpu.shared 4/4 (3 held)   in force   False   MpsDaemonNotAnswering
+fn a_fleet_fits_a_terminal_of_80_columns() {
+    insta::assert_snapshot!(shown(&sample(), TextWidth::of(80)), @r#"
+    PROBLEMS
+    GpuNode d: its status cannot be read: bad time
+    policy new: the operator has not processed the current spec; check that it is
+      running: `kubectl -n gpunode-system get pods`
+    policy v100: Degraded (NodesFailed): 1 node failed
+    policy v100: node b: ConfigurationRejected: resources[0].name: bad
+    node c: NodeNotReady: the node's kubelet is not ready
+    nodes c, g: nvidia.com/gpu: the agent advertises 7, the Node has 0 allocatable;
+      check the agent with
+      `kubectl -n gpunode-system get pods -o wide --field-selector spec.nodeName=NODE`
+    node g: its configuration comes from policy gone, which no longer exists; the
+      operator should remove it, check that it is running:
+      `kubectl -n gpunode-system get pods`
+
+    NODE   POLICY   RESOURCES            CONFIG     READY     FAULT
+    a      v100     nvidia.com/gpu 7/8   in force   True      -
+      HARDWARE 8 x Tesla-V100-SXM2-32GB; REASON ConfigurationInForce
+    b      v100     -                    rejected   False     -
+      HARDWARE 8 x Tesla-V100-SXM2-32GB; REASON ConfigurationRejected
+    c      v100     nvidia.com/gpu 0/8   pending    Unknown   -
+      HARDWARE 8 x Tesla-V100-SXM2-32GB; REASON NodeNotReady
+    d      -        -                    unknown    Unknown   -
+      REASON StatusUnreadable
+    f      -        -                    none       Unknown   -
+      HARDWARE 4 x Tesla-T4; REASON AgentNotReporting
+    g      gone     nvidia.com/gpu 0/8   in force   True      -
+      HARDWARE 8 x Tesla-V100-SXM2-32GB; REASON ConfigurationInForce
+
+    POLICY   MODE      PRIORITY   MATCHED   NODES READY   FAILED   READY
+    new      Preview   0          0         0             0        Unknown
+    v100     Enforce   100        3         1             1        False
+      UPDATING 1; REASON NodesUpdating
+    policy new matches no node; nearest node: a (and 5 others as near):
+      spec.nodeSelector.matchLabels[pool]: wants "x", node has no such label
+    "#);
+}
+
+#[test]
+fn a_fleet_names_the_changes_that_wait_and_the_pods_that_they_wait_for() {
+    insta::assert_snapshot!(shown(&shared(), TextWidth::UNLIMITED), @r"
+    PROBLEMS
+    node n: MpsDaemonNotAnswering: the MPS control daemon of GPU 1 does not answer
+    node n: GPU 10 not seen by the agent or the driver since 2026-01-02T03:04:05Z; counts as removed after 15 minutes. Check `nvidia-smi` and the kernel log on the node
+
+    NODE   HARDWARE              POLICY   RESOURCES                                                                                                                                                                          CONFIG     READY   REASON                  FAULT
+    n      10 x A100-SXM4-80GB   p        aliyun.com/gpu-mem 111/250 (31 held, 89 withheld), nvidia.com/gpu.mps 0/10, nvidia.com/mig-1g.10gb 2/2 (1 held), nvidia.com/gpu 1/2 (1 held), nvidia.com/gpu.shared 4/4 (3 held)   in force   False   MpsDaemonNotAnswering   missing (GPU 10), no MPS daemon (GPU 1)
 
     IN USE   MEMORY              GPU CORES   SHARES
     n        40.5/499 GiB (8%)   0/2 (0%)    0: 30/80, 1: 0/10, 2: 1/2, 3: 0/80, 4: 1/80, 5: 0/10, 6: 0/1, 8: 3/4
@@ -59,78 +112,186 @@ fn a_fleet_names_the_devices_that_wait_and_the_pods_that_they_wait_for() {
     p        Enforce   0          0         0             0          0        0            Unknown   -
 
     WAITING FOR RUNNING PODS
-    NODE   GPU   DEVICE           HELD BY                                 PENDING CHANGE
-    n      0     A100-SXM4-80GB   team/llm, team/ocr, team/x and 2 more   stays aliyun.com/gpu-mem until its holders are gone, then becomes nvidia.com/gpu
-
+    NODE   GPUS   HELD BY                                 PENDING CHANGE
+    n      0      team/llm, team/ocr, team/x and 2 more   stays aliyun.com/gpu-mem until its holders are gone, then becomes nvidia.com/gpu
+    ");
+    insta::assert_snapshot!(shown(&shared(), TextWidth::of(120)), @r"
     PROBLEMS
     node n: MpsDaemonNotAnswering: the MPS control daemon of GPU 1 does not answer
-    node n: GPU 10 not seen by the agent or the driver since 2026-01-02T03:04:05Z; counts as removed after 15 minutes. Check `nvidia-smi` and the kernel log on the node
+    node n: GPU 10 not seen by the agent or the driver since 2026-01-02T03:04:05Z; counts as removed after 15 minutes. Check
+      `nvidia-smi` and the kernel log on the node
+
+    NODE   HARDWARE              POLICY   CONFIG     READY   REASON                  FAULT
+    n      10 x A100-SXM4-80GB   p        in force   False   MpsDaemonNotAnswering   missing (GPU 10), no MPS daemon (GPU 1)
+      RESOURCES aliyun.com/gpu-mem 111/250 (31 held, 89 withheld), nvidia.com/gpu.mps 0/10, nvidia.com/mig-1g.10gb 2/2 (1
+        held), nvidia.com/gpu 1/2 (1 held), nvidia.com/gpu.shared 4/4 (3 held)
+
+    IN USE   MEMORY              GPU CORES   SHARES
+    n        40.5/499 GiB (8%)   0/2 (0%)    0: 30/80, 1: 0/10, 2: 1/2, 3: 0/80, 4: 1/80, 5: 0/10, 6: 0/1, 8: 3/4
+
+    POLICY   MODE      PRIORITY   MATCHED   NODES READY   UPDATING   FAILED   CONFLICTED   READY     REASON
+    p        Enforce   0          0         0             0          0        0            Unknown   -
+
+    WAITING FOR RUNNING PODS
+    NODE   GPUS   HELD BY
+    n      0      team/llm, team/ocr, team/x and 2 more
+      PENDING CHANGE stays aliyun.com/gpu-mem until its holders are gone, then becomes nvidia.com/gpu
     ");
 }
 
 #[test]
 fn a_node_by_name_says_who_holds_which_device() {
-    let node = shared()
-        .only(&["n".to_owned()], &no_nodes())
-        .expect("there is such a node");
-    let text = nodes(&node);
+    let text = nodes(&shown_node(), TextWidth::UNLIMITED);
     assert!(!text.contains("\u{1b}[2J"), "{text:?}");
-    insta::assert_snapshot!(anstream::adapter::strip_str(&text), @r"
-    NODE   HARDWARE              POLICY   RESOURCES                                                                                                                                                                          CONFIG     READY   REASON
-    n      10 x A100-SXM4-80GB   p        aliyun.com/gpu-mem 111/250 (31 held, 89 withheld), nvidia.com/gpu.mps 0/10, nvidia.com/mig-1g.10gb 2/2 (1 held), nvidia.com/gpu 1/2 (1 held), nvidia.com/gpu.shared 4/4 (3 held)   in force   False   MpsDaemonNotAnswering
+    insta::assert_snapshot!(stripped(&text), @r"
+    PROBLEMS
+    node n: MpsDaemonNotAnswering: the MPS control daemon of GPU 1 does not answer
+    node n: GPU 10 not seen by the agent or the driver since 2026-01-02T03:04:05Z; counts as removed after 15 minutes. Check `nvidia-smi` and the kernel log on the node
+
+    NODE   HARDWARE              POLICY   RESOURCES                                                                                                                                                                          CONFIG     READY   REASON                  FAULT
+    n      10 x A100-SXM4-80GB   p        aliyun.com/gpu-mem 111/250 (31 held, 89 withheld), nvidia.com/gpu.mps 0/10, nvidia.com/mig-1g.10gb 2/2 (1 held), nvidia.com/gpu 1/2 (1 held), nvidia.com/gpu.shared 4/4 (3 held)   in force   False   MpsDaemonNotAnswering   missing (GPU 10), no MPS daemon (GPU 1)
 
     IN USE   MEMORY              GPU CORES   SHARES
     n        40.5/499 GiB (8%)   0/2 (0%)    0: 30/80, 1: 0/10, 2: 1/2, 3: 0/80, 4: 1/80, 5: 0/10, 6: 0/1, 8: 3/4
 
-    NODE   GPU   DEVICE           STATE            RESOURCE                 HELD    POD          CONTAINER
-    n      0     A100-SXM4-80GB   waiting          aliyun.com/gpu-mem       20/80   team/llm     main
-    n      0     A100-SXM4-80GB   waiting          aliyun.com/gpu-mem       10/80   team/ocr     main
-    n      1     A100-SXM4-80GB   no MPS daemon    nvidia.com/gpu.mps       0/10    -            -
-    n      2     1g.10gb (7/0)    free             nvidia.com/mig-1g.10gb   0/1     -            -
-    n      2     1g.10gb (8/0)    held             nvidia.com/mig-1g.10gb   1/1     team/train   main
-    n      3     A100-SXM4-80GB   free             aliyun.com/gpu-mem       0/80    -            -
-    n      4     A100-SXM4-80GB   held             aliyun.com/gpu-mem       1/80    team/asr     main
-    n      5     A100-SXM4-80GB   withheld         aliyun.com/gpu-mem       0/10    -            -
-    n      6     A100-SXM4-80GB   free             nvidia.com/gpu           0/1     -            -
-    n      7     A100-SXM4-80GB   not advertised   -                        -       -            -
-    n      8     A100-SXM4-80GB   held             nvidia.com/gpu.shared    3/4     team/nb      main
-    n      10    A100-SXM4-80GB   missing          -                        -       -            -
-    n      -     GPU-9            gone             nvidia.com/gpu           1/1     team/old     main
+    NODE   GPU   DEVICE           STATE            FAULT   RESOURCE                 HELD    POD          CONTAINER
+    n      0     A100-SXM4-80GB   waiting          -       aliyun.com/gpu-mem       20/80   team/llm     main
+    n      0     A100-SXM4-80GB   waiting          -       aliyun.com/gpu-mem       10/80   team/ocr     main
+    n      1     A100-SXM4-80GB   no MPS daemon    -       nvidia.com/gpu.mps       0/10    -            -
+    n      2     1g.10gb (7/0)    free             -       nvidia.com/mig-1g.10gb   0/1     -            -
+    n      2     1g.10gb (8/0)    held             -       nvidia.com/mig-1g.10gb   1/1     team/train   main
+    n      3     A100-SXM4-80GB   free             -       aliyun.com/gpu-mem       0/80    -            -
+    n      4     A100-SXM4-80GB   held             -       aliyun.com/gpu-mem       1/80    team/asr     main
+    n      5     A100-SXM4-80GB   withheld         -       aliyun.com/gpu-mem       0/10    -            -
+    n      6     A100-SXM4-80GB   free             -       nvidia.com/gpu           0/1     -            -
+    n      7     A100-SXM4-80GB   not advertised   -       -                        -       -            -
+    n      8     A100-SXM4-80GB   held             -       nvidia.com/gpu.shared    3/4     team/nb      main
+    n      10    A100-SXM4-80GB   missing          -       -                        -       -            -
+    n      -     GPU-9            gone             -       nvidia.com/gpu           1/1     team/old     main
     n: aliyun.com/gpu-mem: 89 withheld until a share is freed; at most 80 are free on one device (GPU 3)
 
     WAITING FOR RUNNING PODS
-    NODE   GPU   DEVICE           HELD BY                                 PENDING CHANGE
-    n      0     A100-SXM4-80GB   team/llm, team/ocr, team/x and 2 more   stays aliyun.com/gpu-mem until its holders are gone, then becomes nvidia.com/gpu
-
-    PROBLEMS
-    node n: MpsDaemonNotAnswering: the MPS control daemon of GPU 1 does not answer
-    node n: GPU 10 not seen by the agent or the driver since 2026-01-02T03:04:05Z; counts as removed after 15 minutes. Check `nvidia-smi` and the kernel log on the node
+    NODE   GPUS   HELD BY                                 PENDING CHANGE
+    n      0      team/llm, team/ocr, team/x and 2 more   stays aliyun.com/gpu-mem until its holders are gone, then becomes nvidia.com/gpu
     ");
 }
 
 #[test]
-fn a_rollout_says_how_far_it_is_and_where_it_stopped() {
-    insta::assert_snapshot!(shown(&rolling()), @r"
-    NODE   HARDWARE   POLICY   RESOURCES   CONFIG     READY     REASON
-    n1     -          p        -           in force   True      ConfigurationInForce
-    n2     -          p        -           in force   True      ConfigurationInForce
-    n3     -          p        -           pending    True      ConfigurationInForce
-    n4     -          p        -           rejected   False     ConfigurationRejected
-    n5     -          p        -           in force   True      ConfigurationInForce
-    n6     -          p        -           in force   True      ConfigurationInForce
-    n7     -          p        -           in force   Unknown   NodeNotReady
+fn a_node_by_name_fits_a_terminal_of_80_columns() {
+    insta::assert_snapshot!(stripped(&nodes(&shown_node(), TextWidth::of(80))), @r"
+    PROBLEMS
+    node n: MpsDaemonNotAnswering: the MPS control daemon of GPU 1 does not answer
+    node n: GPU 10 not seen by the agent or the driver since 2026-01-02T03:04:05Z;
+      counts as removed after 15 minutes. Check `nvidia-smi` and the kernel log on
+      the node
+
+    NODE   HARDWARE              POLICY   CONFIG     READY   REASON
+    n      10 x A100-SXM4-80GB   p        in force   False   MpsDaemonNotAnswering
+      RESOURCES aliyun.com/gpu-mem 111/250 (31 held, 89 withheld),
+        nvidia.com/gpu.mps 0/10, nvidia.com/mig-1g.10gb 2/2 (1 held), nvidia.com/gpu
+        1/2 (1 held), nvidia.com/gpu.shared 4/4 (3 held); FAULT missing (GPU 10), no
+        MPS daemon (GPU 1)
+
+    IN USE   MEMORY              GPU CORES
+    n        40.5/499 GiB (8%)   0/2 (0%)
+      SHARES 0: 30/80, 1: 0/10, 2: 1/2, 3: 0/80, 4: 1/80, 5: 0/10, 6: 0/1, 8: 3/4
+
+    NODE   GPU   STATE            FAULT   HELD    POD          CONTAINER
+    n      0     waiting          -       20/80   team/llm     main
+      DEVICE A100-SXM4-80GB; RESOURCE aliyun.com/gpu-mem
+    n      0     waiting          -       10/80   team/ocr     main
+      DEVICE A100-SXM4-80GB; RESOURCE aliyun.com/gpu-mem
+    n      1     no MPS daemon    -       0/10    -            -
+      DEVICE A100-SXM4-80GB; RESOURCE nvidia.com/gpu.mps
+    n      2     free             -       0/1     -            -
+      DEVICE 1g.10gb (7/0); RESOURCE nvidia.com/mig-1g.10gb
+    n      2     held             -       1/1     team/train   main
+      DEVICE 1g.10gb (8/0); RESOURCE nvidia.com/mig-1g.10gb
+    n      3     free             -       0/80    -            -
+      DEVICE A100-SXM4-80GB; RESOURCE aliyun.com/gpu-mem
+    n      4     held             -       1/80    team/asr     main
+      DEVICE A100-SXM4-80GB; RESOURCE aliyun.com/gpu-mem
+    n      5     withheld         -       0/10    -            -
+      DEVICE A100-SXM4-80GB; RESOURCE aliyun.com/gpu-mem
+    n      6     free             -       0/1     -            -
+      DEVICE A100-SXM4-80GB; RESOURCE nvidia.com/gpu
+    n      7     not advertised   -       -       -            -
+      DEVICE A100-SXM4-80GB
+    n      8     held             -       3/4     team/nb      main
+      DEVICE A100-SXM4-80GB; RESOURCE nvidia.com/gpu.shared
+    n      10    missing          -       -       -            -
+      DEVICE A100-SXM4-80GB
+    n      -     gone             -       1/1     team/old     main
+      DEVICE GPU-9; RESOURCE nvidia.com/gpu
+    n: aliyun.com/gpu-mem: 89 withheld until a share is freed; at most 80 are free
+      on one device (GPU 3)
+
+    WAITING FOR RUNNING PODS
+    NODE   GPUS   HELD BY
+    n      0      team/llm, team/ocr, team/x and 2 more
+      PENDING CHANGE stays aliyun.com/gpu-mem until its holders are gone, then
+        becomes nvidia.com/gpu
+    ");
+}
+
+#[test]
+fn no_row_is_wider_than_the_terminal() {
+    for columns in [80, 120] {
+        let width = TextWidth::of(columns);
+        let texts = [sample(), shared(), rolling()].map(|fleet| shown(&fleet, width));
+        let node = stripped(&nodes(&shown_node(), width));
+        for line in texts.iter().chain([&node]).flat_map(|text| text.lines()) {
+            // A command in backticks stays in one piece.
+            assert!(
+                line.chars().count() <= columns || line.trim_start().starts_with('`'),
+                "{columns}: {line}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_rollout_says_how_far_it_is_and_once_where_it_stopped() {
+    insta::assert_snapshot!(shown(&rolling(), TextWidth::UNLIMITED), @r"
+    PROBLEMS
+    policy p: stopped: node n4 failed: ConfigurationRejected: resource nvidia.com/gpu: no GPU is left; no other node changes until the policy's spec changes
+    node n7: NodeNotReady: the node's kubelet is not ready
+
+    NODE   HARDWARE   POLICY   RESOURCES   CONFIG     READY     REASON                  FAULT
+    n1     -          p        -           in force   True      ConfigurationInForce    -
+    n2     -          p        -           in force   True      ConfigurationInForce    -
+    n3     -          p        -           pending    True      ConfigurationInForce    -
+    n4     -          p        -           rejected   False     ConfigurationRejected   -
+    n5     -          p        -           in force   True      ConfigurationInForce    -
+    n6     -          p        -           in force   True      ConfigurationInForce    -
+    n7     -          p        -           in force   Unknown   NodeNotReady            -
 
     POLICY   MODE      PRIORITY   MATCHED   NODES READY   UPDATING   FAILED   CONFLICTED   READY     REASON
     p        Enforce   0          7         2             3          2        0            Unknown   -
 
     ROLLOUT   IN FORCE   CHANGING   AT ONCE   PENDING   NOT WAITED FOR   STOPPED AT
     p         2 of 7     n3         2         2         1                n4
-    p: stopped: node n4 failed: ConfigurationRejected: resource nvidia.com/gpu: no GPU is left; no other node changes until the policy's spec changes
-
-    PROBLEMS
-    node n4: ConfigurationRejected: resource nvidia.com/gpu: no GPU is left
-    node n7: NodeNotReady: the node's kubelet is not ready
     ");
+}
+
+#[test]
+fn a_sentence_is_said_once_with_all_its_nodes() {
+    let mut fleet = sample();
+    let node = |fleet: &mut FleetSummary, index: usize, message: &str| {
+        fleet.nodes[index].message = Some(message.to_owned());
+        fleet.nodes[index].problems = vec!["its disk is full".to_owned()];
+    };
+    node(&mut fleet, 0, "its disk is full");
+    node(&mut fleet, 4, "its fan is loud");
+    fleet.policies[1].messages = vec![
+        "Degraded (NodesFailed): 1 node failed".to_owned(),
+        "Stalled (NodesFailed): 1 node failed".to_owned(),
+    ];
+    let text = shown(&fleet, TextWidth::UNLIMITED);
+    assert_eq!(text.matches("its disk is full").count(), 1, "{text}");
+    assert!(text.contains("\nnodes a, f: its disk is full\n"), "{text}");
+    assert!(text.contains("node f: AgentNotReporting: its fan is loud\n"), "{text}");
+    assert_eq!(text.matches("1 node failed").count(), 1, "{text}");
 }
 
 #[test]
@@ -165,12 +326,34 @@ fn a_name_that_is_no_gpu_node_is_told_apart_from_one_that_is_no_node() {
 }
 
 #[test]
+fn what_waits_for_one_reason_is_one_row_of_its_node() {
+    let mut fleet = shared();
+    let devices = &mut fleet.nodes[0].devices;
+    let mut waits = devices[0].clone();
+    let mut pods = waits.waiting.clone().expect("a change");
+    pods.pods = vec!["team/a".to_owned()];
+    (waits.gpu, waits.waiting) = (Some(11), Some(pods));
+    devices.push(waits);
+    let text = shown(&fleet, TextWidth::UNLIMITED);
+    assert_eq!(text.matches("stays aliyun.com/gpu-mem").count(), 1, "{text}");
+    assert!(
+        text.contains("\nn      0, 11   team/a, team/llm, team/ocr and 3 more   stays"),
+        "{text}"
+    );
+}
+
+#[test]
 fn a_long_list_of_what_waits_is_cut() {
     let mut fleet = shared();
     let devices = &mut fleet.nodes[0].devices;
-    let waits = devices[0].clone();
-    devices.extend(std::iter::repeat_n(waits, 24));
-    let text = shown(&fleet);
+    for change in 1..25 {
+        let mut waits = devices[0].clone();
+        if let Some(waiting) = &mut waits.waiting {
+            waiting.message = format!("change {change}");
+        }
+        devices.push(waits);
+    }
+    let text = shown(&fleet, TextWidth::UNLIMITED);
     assert_eq!(
         text.matches("team/llm, team/ocr, team/x and 2 more").count(),
         MAX_WAITING,
@@ -184,7 +367,7 @@ fn a_long_list_of_what_waits_is_cut() {
 
 #[test]
 fn an_empty_cluster_says_what_comes_next() {
-    insta::assert_snapshot!(shown(&FleetSummary::default()), @r"
+    insta::assert_snapshot!(shown(&FleetSummary::default(), TextWidth::UNLIMITED), @r"
     no GpuNode exists yet; one appears when gpunode-discovery finds a GPU, or a policy with a devicePlugin matches a node
 
     no GpuNodePolicy exists yet; write one and preview it with `kubectl gpunode plan -f FILE`

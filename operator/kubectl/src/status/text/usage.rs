@@ -1,7 +1,7 @@
 //! Memory, cores and shares in use, for people.
 
 use crate::{
-    output::{TableCell, table},
+    output::{TableCell, TableColumn, TextWidth, table},
     status::{amount::HeldAmount, fleet::FleetSummary, node::NodeSummary, usage::DeviceUsage},
 };
 use std::collections::BTreeMap;
@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 const GIB: i64 = 1024;
 
 /// Returns a row for each node that advertises devices, and one for all of them.
-pub fn usage(fleet: &FleetSummary) -> String {
+pub fn usage(fleet: &FleetSummary, width: TextWidth) -> String {
     let offering = fleet.nodes.iter().filter(|node| !node.usage.shares.is_empty());
     let mut rows: Vec<_> = offering
         .map(|node| row(&node.name, &node.usage, by_gpu(node)))
@@ -26,7 +26,13 @@ pub fn usage(fleet: &FleetSummary) -> String {
             .map(|(resource, shares)| format!("{resource} {}", part(*shares)));
         rows.push(row("ALL", &fleet.usage, shares.collect::<Vec<_>>().join(", ")));
     }
-    format!("\n{}", table(["IN USE", "MEMORY", "GPU CORES", "SHARES"], &rows))
+    let columns = [
+        TableColumn::new("IN USE"),
+        TableColumn::new("MEMORY"),
+        TableColumn::below("GPU CORES"),
+        TableColumn::below("SHARES"),
+    ];
+    format!("\n{}", table(width, columns, &rows))
 }
 
 fn row(name: &str, usage: &DeviceUsage, shares: String) -> [TableCell; 4] {
