@@ -130,7 +130,8 @@ pub enum PluginCommand {
     /// Write the cluster state that `plan`, `explain` and `topo` read, as one list
     ///
     /// The list holds the policies, the GpuNodes with their holders, the operator's
-    /// settings, and of each Node the fields that a plan reads.
+    /// settings, of each Node the fields that a plan reads, and of the pods on nodes
+    /// with a GpuNode the names and tolerations.
     #[command(verbatim_doc_comment, after_help = format!("Examples:
   kubectl gpunode dump > cluster.yaml
   kubectl gpunode plan -f policies/ --nodes cluster.yaml

@@ -12,6 +12,7 @@ use k8s_openapi::{
     api::core::v1::{Node, NodeSpec, NodeStatus},
     apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, ObjectMeta},
 };
+use kube::ResourceExt;
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::process::ExitCode;
@@ -22,7 +23,16 @@ use std::process::ExitCode;
 struct DumpedList {
     api_version: &'static str,
     kind: &'static str,
+    metadata: DumpMetadata,
     items: Vec<Value>,
+}
+
+/// Metadata of the list.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct DumpMetadata {
+    /// Time of the dump, from which its readers tell its age.
+    creation_timestamp: Timestamp,
 }
 
 /// Prints the list.
@@ -34,15 +44,19 @@ pub async fn run(args: &DumpArgs) -> anyhow::Result<ExitCode> {
         nodes: None,
         cluster: args.cluster.clone(),
     };
-    let snapshot = ClusterSnapshot::read(&source, None).await?;
+    let mut snapshot = ClusterSnapshot::read(&source, None).await?;
     // A plan from half a dump would be wrong and not say so.
     snapshot.require(&DECISIVE_KINDS, "dump")?;
+    let gpu_nodes: Vec<String> = snapshot.gpu_nodes.iter().map(ResourceExt::name_any).collect();
+    snapshot.read_pods(&args.cluster, &gpu_nodes).await;
     for object in &snapshot.unreadable {
         cluster::warn(object);
     }
+    let now = Timestamp::now();
+    let now = now.round(jiff::Unit::Second).unwrap_or(now);
     let text = match args.output {
-        DocumentFormat::Yaml => dump(&snapshot, Timestamp::now())?,
-        DocumentFormat::Json => serde_json::to_string_pretty(&list(&snapshot)?).context("write JSON")? + "\n",
+        DocumentFormat::Yaml => dump(&snapshot, now)?,
+        DocumentFormat::Json => serde_json::to_string_pretty(&list(&snapshot, now)?).context("write JSON")? + "\n",
     };
     output::write(&text)?;
     Ok(ExitCode::SUCCESS)
@@ -50,10 +64,9 @@ pub async fn run(args: &DumpArgs) -> anyhow::Result<ExitCode> {
 
 /// Returns the list below a comment that says when it was written.
 fn dump(snapshot: &ClusterSnapshot, now: Timestamp) -> anyhow::Result<String> {
-    let at = now.round(jiff::Unit::Second).unwrap_or(now);
-    let list = serde_yaml::to_string(&list(snapshot)?).context("write YAML")?;
+    let list = serde_yaml::to_string(&list(snapshot, now)?).context("write YAML")?;
     Ok(format!(
-        "# Written by `kubectl gpunode dump` at {at}: {}, {}, {}.\n# Holds the fields that `kubectl gpunode plan --nodes` \
+        "# Written by `kubectl gpunode dump` at {now}: {}, {}, {}.\n# Holds the fields that `kubectl gpunode plan --nodes` \
          reads.\n{list}",
         output::plural(snapshot.nodes.len(), "node", "nodes"),
         output::plural(snapshot.gpu_nodes.len(), "GpuNode", "GpuNodes"),
@@ -61,7 +74,7 @@ fn dump(snapshot: &ClusterSnapshot, now: Timestamp) -> anyhow::Result<String> {
     ))
 }
 
-fn list(snapshot: &ClusterSnapshot) -> anyhow::Result<DumpedList> {
+fn list(snapshot: &ClusterSnapshot, now: Timestamp) -> anyhow::Result<DumpedList> {
     let mut items = Vec::new();
     for node in &snapshot.nodes {
         items.push(serde_json::to_value(trimmed(node)).context("write a Node")?);
@@ -85,6 +98,9 @@ fn list(snapshot: &ClusterSnapshot) -> anyhow::Result<DumpedList> {
         };
         items.push(serde_json::to_value(policy).context("write a GpuNodePolicy")?);
     }
+    for pod in snapshot.pods.trimmed() {
+        items.push(serde_json::to_value(pod).context("write a Pod")?);
+    }
     if let Some(operator) = &snapshot.operator {
         let operator = operator::trimmed(operator, snapshot.gpu_labels());
         items.push(serde_json::to_value(operator).context("write the operator's Deployment")?);
@@ -92,6 +108,9 @@ fn list(snapshot: &ClusterSnapshot) -> anyhow::Result<DumpedList> {
     Ok(DumpedList {
         api_version: "v1",
         kind: "List",
+        metadata: DumpMetadata {
+            creation_timestamp: now,
+        },
         items,
     })
 }
@@ -207,6 +226,8 @@ mod tests {
         # Holds the fields that `kubectl gpunode plan --nodes` reads.
         apiVersion: v1
         kind: List
+        metadata:
+          creationTimestamp: 1970-01-01T00:00:00Z
         items:
         - apiVersion: v1
           kind: Node

@@ -14,7 +14,7 @@ mod table;
 mod width;
 mod words;
 
-pub use print::{control, is_screen, print, render, write, write_to_reader};
+pub use print::{control, is_screen, print, render, warn, write, write_to_reader};
 pub use table::{TableCell, TableColumn, grid, table};
 pub use width::{TextWidth, wrapped};
 pub use words::{NO_POLICY, nearest_node_text, plain, plural};

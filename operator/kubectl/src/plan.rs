@@ -7,12 +7,14 @@
 //! | `simulation` | carries out the operator's plan for one node in memory |
 //! | `forecast` | counts what a new configuration makes of a node's devices |
 //! | `disruption` | finds the changes that disrupt running pods |
+//! | `eviction` | finds the pods that a taint evicts |
 //! | `change` | one change of a node |
 //! | `text` | prints the plan as a diff per node |
 
 mod change;
 mod difference;
 mod disruption;
+mod eviction;
 mod forecast;
 mod simulation;
 mod text;
@@ -48,7 +50,7 @@ pub async fn run(args: &PlanArgs) -> anyhow::Result<ExitCode> {
         validate::print(&reports, args.output)?;
         return Ok(ExitCode::FAILURE);
     }
-    let cluster = ClusterSnapshot::read(&args.source, None).await?;
+    let mut cluster = ClusterSnapshot::read(&args.source, None).await?;
     cluster.require(&DECISIVE_KINDS, "plan")?;
     let mut applied = BTreeMap::new();
     for report in &mut reports {
@@ -80,7 +82,12 @@ pub async fn run(args: &PlanArgs) -> anyhow::Result<ExitCode> {
             "plan: policy {name} does not exist; list policies with `kubectl get gpunodepolicies`"
         );
     }
-    let plan = ClusterPlan::of(&cluster, &applied, &deleted, Timestamp::now())?;
+    let mut plan = ClusterPlan::of(&cluster, &applied, &deleted, Timestamp::now())?;
+    let tainted = plan.nodes_with_evictions();
+    if args.source.nodes.is_none() && !tainted.is_empty() {
+        cluster.read_pods(&args.source.cluster, &tainted).await;
+        plan = ClusterPlan::of(&cluster, &applied, &deleted, Timestamp::now())?;
+    }
     output::print(args.output, &plan, |_| text::plan(&plan))?;
     Ok(if plan.is_disruptive() {
         ExitCode::from(DISRUPTIVE)

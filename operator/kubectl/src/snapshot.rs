@@ -3,17 +3,27 @@
 //! | module | what it does |
 //! |---|---|
 //! | `operator` | tells from the operator's Deployment whether it writes GPU fact labels |
+//! | `pods` | the pods of nodes, with what decides whether a taint evicts them |
 
 pub mod operator;
+mod pods;
+
+pub use pods::{KnownPods, RunningPod};
 
 use crate::{
-    cli::SourceArgs,
+    cli::{ClusterArgs, SourceArgs},
     cluster::{self, ListedObjects, UnreadableObject},
+    output::{plural, warn},
 };
 use anyhow::Context;
+use futures::StreamExt;
 use gpunode_crds::{GpuNode, GpuNodePolicy};
 use gpunode_plan::PolicySet;
-use k8s_openapi::api::{apps::v1::Deployment, core::v1::Node};
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::{
+    apps::v1::Deployment,
+    core::v1::{Node, Pod},
+};
 use kube::api::{DynamicObject, ListParams};
 use operator::{UnknownGpuLabels, gpu_labels, is_operator};
 use serde::Deserialize;
@@ -25,6 +35,12 @@ const MAX_BYTES: u64 = 1 << 30;
 /// The kinds that decide about a node.
 pub const DECISIVE_KINDS: [&str; 3] = ["GpuNodePolicy", "GpuNode", "Node"];
 
+/// Age from which a file may say little about the cluster.
+const OLD: SignedDuration = SignedDuration::from_hours(24);
+
+/// Nodes whose pods are listed at the same time.
+const LISTS_AT_ONCE: usize = 8;
+
 /// The nodes, GpuNodes and policies of a cluster.
 #[derive(Debug, Default)]
 pub struct ClusterSnapshot {
@@ -33,6 +49,10 @@ pub struct ClusterSnapshot {
     pub nodes: Vec<Node>,
     /// The operator's Deployment, where it can be read and tells whether nodes get GPU fact labels.
     pub operator: Option<Deployment>,
+    /// Pods, where a plan needs them.
+    pub pods: KnownPods,
+    /// Time at which a dump was written.
+    pub written: Option<Timestamp>,
     /// Unreadable objects, and kinds that the caller may not list. One whose status alone is unreadable is above without it.
     pub unreadable: Vec<UnreadableObject>,
 }
@@ -45,7 +65,11 @@ impl ClusterSnapshot {
     pub async fn read(args: &SourceArgs, node: Option<&str>) -> anyhow::Result<Self> {
         if let Some(path) = &args.nodes {
             let file = File::open(path).with_context(|| format!("read {}", path.display()))?;
-            return Self::of_file(file, path);
+            let snapshot = Self::of_file(file, path)?;
+            if let Some(warning) = snapshot.age_warning(path, Timestamp::now()) {
+                warn(&warning);
+            }
+            return Ok(snapshot);
         }
         let client = cluster::connect(&args.cluster).await?;
         let params = ListParams {
@@ -72,6 +96,31 @@ impl ClusterSnapshot {
         cluster::require(&self.unreadable, kinds, what)
     }
 
+    /// Reads the pods of these nodes. Where that fails, the list of unreadable objects says so.
+    pub async fn read_pods(&mut self, args: &ClusterArgs, nodes: &[String]) {
+        match list_pods(args, nodes).await {
+            Ok(pods) => self.pods = pods,
+            Err(error) => self.unreadable.push(UnreadableObject {
+                kind: "Pods".to_owned(),
+                name: format!("on {}", plural(nodes.len(), "node", "nodes")),
+                message: format!("{error:#}; a plan cannot name the pods that a taint evicts"),
+            }),
+        }
+    }
+
+    /// Warns of a file that is older than a day.
+    fn age_warning(&self, path: &Path, now: Timestamp) -> Option<String> {
+        let written = self.written?;
+        let age = now.duration_since(written);
+        let days = plural(usize::try_from(age.as_hours() / 24).unwrap_or_default(), "day", "days");
+        (age > OLD).then(|| {
+            format!(
+                "{} was written {days} ago, at {written}; the cluster may have changed, write it again with `kubectl gpunode dump`",
+                path.display()
+            )
+        })
+    }
+
     /// Builds the state from lists. `operator` is its Deployment, or why it is unknown.
     fn of(
         policies: ListedObjects<GpuNodePolicy>,
@@ -93,6 +142,8 @@ impl ClusterSnapshot {
             gpu_nodes: gpu_nodes.objects,
             nodes: nodes.objects,
             operator: operator.ok(),
+            pods: KnownPods::default(),
+            written: None,
             unreadable: unreadable.chain(unknown).collect(),
         }
     }
@@ -113,7 +164,14 @@ impl ClusterSnapshot {
     fn of_file(file: impl Read, path: &Path) -> anyhow::Result<Self> {
         #[derive(Deserialize)]
         struct ObjectFile {
+            #[serde(default)]
+            metadata: FileMetadata,
             items: Vec<DynamicObject>,
+        }
+        #[derive(Default, Deserialize)]
+        #[serde(rename_all = "camelCase")]
+        struct FileMetadata {
+            creation_timestamp: Option<String>,
         }
         let list: ObjectFile = serde_yaml::from_reader(file.take(MAX_BYTES)).with_context(|| {
             let path = path.display();
@@ -127,18 +185,26 @@ impl ClusterSnapshot {
             ListedObjects::default(),
         );
         let mut deployments = ListedObjects::<Deployment>::default();
+        let mut pods = ListedObjects::<Pod>::default();
         for object in list.items {
             match object.types.as_ref().map(|types| types.kind.as_str()) {
                 Some("GpuNodePolicy") => policies.add(object),
                 Some("GpuNode") => gpu_nodes.add(object),
                 Some("Node") => nodes.add(object),
                 Some("Deployment") => deployments.add(object),
+                Some("Pod") => pods.add(object),
                 _ => {}
             }
         }
         deployments.objects.retain(is_operator);
         let operator = first(deployments.objects, UnknownGpuLabels::NotInFile);
-        let snapshot = Self::of(policies, gpu_nodes, nodes, operator);
+        let pods = KnownPods::of_list(&pods.objects, &gpu_nodes.objects);
+        let written = list.metadata.creation_timestamp.and_then(|time| time.parse().ok());
+        let snapshot = Self {
+            pods,
+            written,
+            ..Self::of(policies, gpu_nodes, nodes, operator)
+        };
         anyhow::ensure!(
             !snapshot.nodes.is_empty(),
             "read {}: it contains no Node; write a list with `kubectl gpunode dump > cluster.yaml`",
@@ -146,6 +212,23 @@ impl ClusterSnapshot {
         );
         Ok(snapshot)
     }
+}
+
+/// Lists the pods of some nodes.
+async fn list_pods(args: &ClusterArgs, nodes: &[String]) -> anyhow::Result<KnownPods> {
+    let client = &cluster::connect(args).await?;
+    let list = |node: String| async move {
+        let params = ListParams::default().fields(&format!("spec.nodeName={node}"));
+        let pods = cluster::list_some::<Pod>(client, params).await?;
+        anyhow::Ok((node, pods.objects))
+    };
+    let mut lists = futures::stream::iter(nodes.iter().cloned().map(list)).buffer_unordered(LISTS_AT_ONCE);
+    let mut known = KnownPods::default();
+    while let Some(listed) = lists.next().await {
+        let (node, pods) = listed?;
+        known.add(&node, &pods);
+    }
+    Ok(known)
 }
 
 fn first(deployments: Vec<Deployment>, otherwise: UnknownGpuLabels) -> Result<Deployment, UnknownGpuLabels> {
@@ -204,6 +287,25 @@ mod tests {
         let known = snapshot("gpunode-operator");
         assert!(!known.gpu_labels() && !known.policy_set([]).gpu_labels() && known.unreadable.is_empty());
         assert!(snapshot("another").gpu_labels());
+    }
+
+    #[test]
+    fn a_file_older_than_a_day_gives_a_warning() {
+        let text = "metadata: {creationTimestamp: 2026-01-01T00:00:00Z}\nitems:\n- {apiVersion: v1, kind: Node, metadata: {name: n}}\n";
+        let snapshot = read(text).expect("a list");
+        let warning = |now: &str| snapshot.age_warning(Path::new("cluster.yaml"), now.parse().expect("a time"));
+        assert_eq!(warning("2026-01-02T00:00:00Z"), None);
+        assert_eq!(
+            warning("2026-01-04T01:00:00Z").as_deref(),
+            Some(
+                "cluster.yaml was written 3 days ago, at 2026-01-01T00:00:00Z; the cluster may have changed, write it again with \
+                 `kubectl gpunode dump`"
+            )
+        );
+        let unknown =
+            read("metadata: {resourceVersion: ''}\nitems:\n- {apiVersion: v1, kind: Node, metadata: {name: n}}\n");
+        let unknown = unknown.expect("a list of kubectl");
+        assert_eq!(unknown.age_warning(Path::new("x"), Timestamp::now()), None);
     }
 
     #[test]

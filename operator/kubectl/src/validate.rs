@@ -9,6 +9,7 @@
 //! | `schema` | checks an object against its CRD schema and rules |
 //! | `metadata` | checks names, labels and annotations |
 //! | `nulls` | finds blocks of a policy that are null |
+//! | `repeated` | finds objects of one kind and name |
 //! | `problem` | a problem of one field |
 //! | `report` | collects and prints the results |
 
@@ -16,6 +17,7 @@ mod kinds;
 mod metadata;
 mod nulls;
 mod problem;
+mod repeated;
 mod report;
 mod scalar;
 mod schema;
@@ -28,6 +30,7 @@ pub use report::{DocumentReport, ValidationResult, print, text};
 pub use source::SourceText;
 
 use crate::cli::ValidateArgs;
+use repeated::refuse_repeated_names;
 use source::SourceError;
 use std::{path::PathBuf, process::ExitCode};
 
@@ -51,11 +54,12 @@ pub fn run(args: &ValidateArgs) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// Validates each document of some files.
+/// Validates each document of some files, and their names together.
 pub(crate) fn read(kinds: &KnownKinds, paths: &[PathBuf]) -> Result<Vec<DocumentReport>, SourceError> {
     let mut reports = Vec::new();
     for path in paths {
         reports.extend(source::read(path)?.iter().flat_map(|text| kinds.validate(text)));
     }
+    refuse_repeated_names(&mut reports);
     Ok(reports)
 }

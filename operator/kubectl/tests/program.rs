@@ -55,13 +55,17 @@ fn file(text: &str) -> InputFile {
 }
 
 fn run(arguments: &[&str], environment: &[(&str, &str)]) -> (Option<i32>, String) {
+    let Output { status, stdout, .. } = output(arguments, environment);
+    (status.code(), String::from_utf8(stdout).expect("text"))
+}
+
+fn output(arguments: &[&str], environment: &[(&str, &str)]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_kubectl-gpunode"));
-    for name in ["NO_COLOR", "CLICOLOR", "CLICOLOR_FORCE"] {
+    for name in ["NO_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "COLUMNS"] {
         command.env_remove(name);
     }
     let command = command.args(arguments).envs(environment.iter().copied());
-    let Output { status, stdout, .. } = command.output().expect("the program");
-    (status.code(), String::from_utf8(stdout).expect("text"))
+    command.output().expect("the program")
 }
 
 #[test]
@@ -122,6 +126,99 @@ fn exit_codes_tell_pipelines_what_would_happen() {
         code == Some(1) && text.contains("kubectl kustomize FOLDER"),
         "what was not validated is not valid: {text}"
     );
+}
+
+#[test]
+fn a_plan_names_the_pods_that_a_taint_evicts() {
+    let pod = |name: &str, tolerations: &str| {
+        format!(
+            "- apiVersion: v1\n  kind: Pod\n  metadata: {{name: {name}, namespace: team}}\n  spec: {{nodeName: n1, containers: [], tolerations: {tolerations}}}\n"
+        )
+    };
+    let (tolerant, other) = (pod("stays", "[{operator: Exists}]"), pod("goes", "[]"));
+    let policy = file("evicting-policy.yaml", &policy("training", "NoExecute"));
+    let plan = |name: &str, pods: &str| {
+        let nodes = file(name, &format!("{DUMP}{pods}"));
+        let (code, text) = run(&["plan", "-f", &policy, "--nodes", &nodes], &[]);
+        (
+            code,
+            text,
+            run(&["plan", "-f", &policy, "--nodes", &nodes, "-o", "json"], &[]).1,
+        )
+    };
+    let (code, text, json) = plan("evicting-two.yaml", &format!("{tolerant}{other}"));
+    assert_eq!(code, Some(2), "{text}");
+    assert!(
+        text.contains("disruptive: taint dedicated:NoExecute evicts pod team/goes\n"),
+        "{text}"
+    );
+    let json: serde_json::Value = serde_json::from_str(&json).expect("JSON");
+    assert_eq!(json["nodes"][0]["evicted"][0]["pod"], "goes", "{json}");
+    let (code, text, _) = plan("evicting-none.yaml", &tolerant);
+    assert_eq!(code, Some(0), "a taint that evicts nobody disrupts nobody: {text}");
+    let (code, text, _) = plan("evicting-unknown.yaml", "");
+    assert_eq!(code, Some(2), "{text}");
+    assert!(text.contains("evicts pods that do not tolerate it"), "{text}");
+}
+
+#[test]
+fn an_old_dump_gives_a_warning_beside_the_output() {
+    let policy = file("old-policy.yaml", &policy("training", "NoSchedule"));
+    let warned = |name: &str, metadata: &str| {
+        let nodes = file(name, &DUMP.replace("kind: List\n", &format!("kind: List\n{metadata}")));
+        let output = output(&["plan", "-f", &policy, "--nodes", &nodes, "-o", "json"], &[]);
+        let json: Result<serde_json::Value, _> = serde_json::from_slice(&output.stdout);
+        assert!(json.is_ok() && output.status.success());
+        String::from_utf8(output.stderr).expect("text")
+    };
+    let old = warned(
+        "old-nodes.yaml",
+        "metadata: {creationTimestamp: 2020-01-01T00:00:00Z}\n",
+    );
+    assert!(
+        old.starts_with("warning: ") && old.contains("days ago, at 2020-01-01T00:00:00Z"),
+        "{old}"
+    );
+    assert_eq!(warned("new-nodes.yaml", ""), "");
+}
+
+#[test]
+fn two_policies_of_one_name_are_refused() {
+    let first = file("twice-first.yaml", &policy("training", "NoSchedule"));
+    let second = file("twice-second.yaml", &policy("inference", "NoSchedule"));
+    let nodes = file("twice-nodes.yaml", DUMP);
+    for arguments in [
+        ["validate", "-f", &first, "-f", &second].as_slice(),
+        &["plan", "-f", &first, "-f", &second, "--nodes", &nodes],
+    ] {
+        let (code, text) = run(arguments, &[]);
+        assert_eq!(code, Some(1), "{text}");
+        assert!(
+            text.contains("metadata.name: p is also the name of the GpuNodePolicy on line 3 of "),
+            "{text}"
+        );
+    }
+    assert_eq!(run(&["validate", "-f", &first], &[]).0, Some(0));
+}
+
+#[test]
+fn tables_fit_the_columns_unless_wide_is_wanted() {
+    let nodes = file(
+        "columns-nodes.yaml",
+        &DUMP.replace("team: platform", "a-long-key-of-a-label: a-long-value-of-a-label"),
+    );
+    let explain = |more: &[&str], columns: &[(&str, &str)]| {
+        run(
+            &[["explain", "n1", "--nodes", &nodes].as_slice(), more].concat(),
+            columns,
+        )
+        .1
+    };
+    let widest = |text: &str| text.lines().map(|line| line.chars().count()).max().unwrap_or_default();
+    let whole = explain(&[], &[]);
+    assert!(widest(&whole) > 80, "{whole}");
+    assert!(widest(&explain(&[], &[("COLUMNS", "80")])) <= 80);
+    assert_eq!(explain(&["-o", "wide"], &[("COLUMNS", "80")]), whole);
 }
 
 #[test]

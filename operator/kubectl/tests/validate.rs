@@ -84,6 +84,30 @@ fn problems_that_hide_others_say_so() {
 }
 
 #[test]
+fn wrong_types_and_broken_rules_are_shown_in_one_round() {
+    let resources = "[{name: gpu}, {name: a.b/c, sharing: {strategy: None, replicas: 4}}, {name: a.b/d, sharing: {strategy: timeSlicing, replicas: 4}}]";
+    let spec = format!(
+        "{{nodeSelector: {{}}, priority: high, labels: {{kubernetes.io/a: b}}, taints: [{{key: k8s.io/a}}], devicePlugin: {{passDeviceSpecs: 1, resources: {resources}}}}}"
+    );
+    let words = words(&spec);
+    let resource = "spec.devicePlugin.resources";
+    for path in [
+        "spec.priority",
+        "spec.labels",
+        "spec.taints[0].effect",
+        "spec.taints[0].key",
+        "spec.devicePlugin.passDeviceSpecs",
+        &format!("{resource}[0].name"),
+        &format!("{resource}[1].sharing.replicas"),
+        &format!("{resource}[2].sharing.strategy"),
+    ] {
+        let of_path = words.iter().filter(|word| word.starts_with(&format!("{path}: ")));
+        assert_eq!(of_path.count(), 1, "{path}: {words:#?}");
+    }
+    assert_eq!(words.len(), 8, "{words:#?}");
+}
+
+#[test]
 fn a_block_that_is_null_gets_a_warning_with_its_line() {
     let text = SourceText {
         name: "file".to_owned(),

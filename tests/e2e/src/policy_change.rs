@@ -140,7 +140,8 @@ impl Lab {
         child.wait_with_output().context("wait for kubectl-gpunode")
     }
 
-    fn plan(&self, policies: &[Value]) -> Result<Value> {
+    /// Plans policies with `kubectl gpunode plan`, whose exit code must fit what it says.
+    pub fn plan(&self, policies: &[Value]) -> Result<Value> {
         let output = self.try_plan(policies)?;
         let shown = || String::from_utf8_lossy(&output.stderr).into_owned();
         let plan: Value =

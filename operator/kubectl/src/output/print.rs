@@ -1,6 +1,6 @@
 //! Standard output: text for people, JSON and YAML for programs.
 
-use super::width::TextWidth;
+use super::{width::TextWidth, words::plain};
 use crate::cli::OutputFormat;
 use serde::Serialize;
 use std::io::{self, IsTerminal, Write};
@@ -59,4 +59,9 @@ pub fn is_screen() -> bool {
 pub fn control(sequence: &str) {
     let mut out = io::stdout().lock();
     let _ = out.write_all(sequence.as_bytes()).and_then(|()| out.flush());
+}
+
+/// Prints a warning on standard error. Errors are ignored.
+pub fn warn(text: &str) {
+    let _ = writeln!(anstream::stderr(), "warning: {}", plain(text));
 }

@@ -3,10 +3,14 @@
 use super::{
     change::{ChangeAction, ChangeSubject, PlannedChange},
     disruption::disruptions,
+    eviction::{EvictedPod, evicted, may_evict},
     forecast::{self, DeviceForecast, ResourceForecast},
     simulation::SimulatedNode,
 };
-use crate::{cluster::UnreadableObject, snapshot::ClusterSnapshot};
+use crate::{
+    cluster::UnreadableObject,
+    snapshot::{ClusterSnapshot, KnownPods},
+};
 use gpunode_crds::{GpuNode, GpuNodePolicy, PolicyMode};
 use gpunode_plan::{NearestNode, NodeFacts, nearest_node};
 use jiff::Timestamp;
@@ -60,6 +64,9 @@ pub struct PlannedNode {
     /// Changes that disrupt running pods.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub disruptions: Vec<String>,
+    /// Pods that new taints evict, where the pods of the node are known.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub evicted: Vec<EvictedPod>,
 }
 
 impl ClusterPlan {
@@ -98,7 +105,7 @@ impl ClusterPlan {
             {
                 *matched.entry(name.clone()).or_default() += 1;
             }
-            nodes.push(change(&live, &before, &after));
+            nodes.push(change(&live, &before, &after, &cluster.pods));
         }
         let all = nodes.len();
         nodes.retain(|node| !node.changes.is_empty() || !node.obstacles.is_empty());
@@ -141,6 +148,12 @@ impl ClusterPlan {
         })
     }
 
+    /// Returns the nodes that get a taint with the effect NoExecute.
+    pub fn nodes_with_evictions(&self) -> Vec<String> {
+        let tainted = self.nodes.iter().filter(|node| node.changes.iter().any(may_evict));
+        tainted.map(|node| node.name.clone()).collect()
+    }
+
     /// Returns true where running pods would be disrupted or a node has a new obstacle.
     pub fn is_disruptive(&self) -> bool {
         self.nodes
@@ -156,7 +169,7 @@ fn enforce(mut policy: GpuNodePolicy) -> GpuNodePolicy {
     policy
 }
 
-fn change(live: &SimulatedNode, before: &SimulatedNode, after: &SimulatedNode) -> PlannedNode {
+fn change(live: &SimulatedNode, before: &SimulatedNode, after: &SimulatedNode, pods: &KnownPods) -> PlannedNode {
     let changes = if after.held {
         Vec::new()
     } else {
@@ -168,9 +181,12 @@ fn change(live: &SimulatedNode, before: &SimulatedNode, after: &SimulatedNode) -
     } else {
         DeviceForecast::default()
     };
+    let name = after.name();
+    let evicted = pods.of(&name).map(|pods| evicted(&changes, pods));
     PlannedNode {
-        name: after.name(),
-        disruptions: disruptions(&changes, effect.waiting, live.gpu_node()),
+        name,
+        disruptions: disruptions(&changes, effect.waiting, live.gpu_node(), evicted.as_deref()),
+        evicted: evicted.unwrap_or_default(),
         changes,
         obstacles: after
             .obstacles

@@ -1,32 +1,38 @@
 //! Changes that disrupt running pods on one node, with which `plan` ends with exit code 2. Pure.
 //!
-//! - A taint with the effect NoExecute is added or changed: it evicts pods that do not tolerate it.
+//! - A taint with the effect NoExecute is added or changed and evicts pods, or the pods of the node are not known.
 //! - A device that containers hold gets another resource, sharing or id: it stays as it is until they end, and pods that
 //!   request the new resource wait until then.
 //! - The device plugin is removed from the node while containers hold devices: nothing counts those devices any more.
 
-use super::change::{ChangeAction, ChangeSubject, PlannedChange};
+use super::{
+    change::{ChangeAction, ChangeSubject, PlannedChange},
+    eviction::{EvictedPod, eviction_message, may_evict},
+};
 use gpunode_crds::{GpuNode, named};
 use std::collections::BTreeSet;
 
 /// Most pods named.
 const MAX_PODS: usize = 3;
 
-/// Returns the disruptions. `waiting` says which devices stay unchanged, and for which pods.
-pub fn disruptions(changes: &[PlannedChange], waiting: Vec<String>, gpu_node: Option<&GpuNode>) -> Vec<String> {
+/// Returns the disruptions. `waiting` says which devices stay unchanged, and for which pods; `evicted` are the pods that taints
+/// evict, where they are known.
+pub fn disruptions(
+    changes: &[PlannedChange],
+    waiting: Vec<String>,
+    gpu_node: Option<&GpuNode>,
+    evicted: Option<&[EvictedPod]>,
+) -> Vec<String> {
     changes
         .iter()
-        .filter_map(|change| disruption(change, gpu_node))
+        .filter_map(|change| disruption(change, gpu_node, evicted))
         .chain(waiting)
         .collect()
 }
 
-fn disruption(change: &PlannedChange, gpu_node: Option<&GpuNode>) -> Option<String> {
-    let key = change.key.as_deref().unwrap_or_default();
+fn disruption(change: &PlannedChange, gpu_node: Option<&GpuNode>, evicted: Option<&[EvictedPod]>) -> Option<String> {
     match (change.what, change.action) {
-        (ChangeSubject::Taint, ChangeAction::Add | ChangeAction::Change) if key.ends_with(":NoExecute") => {
-            Some(format!("taint {key} evicts pods that do not tolerate it"))
-        }
+        _ if may_evict(change) => eviction_message(change.key.as_deref().unwrap_or_default(), evicted),
         (ChangeSubject::Governing, ChangeAction::Remove) => {
             Some(format!("the device plugin is removed while {}", holders(gpu_node?)?))
         }
@@ -97,15 +103,19 @@ mod tests {
         ];
         let (held, free) = (gpu_node(&["p"]), gpu_node(&[]));
         for (change, expected) in cases {
-            assert_eq!(disruption(&change, Some(&held)).as_deref(), expected, "{change:?}");
+            assert_eq!(
+                disruption(&change, Some(&held), None).as_deref(),
+                expected,
+                "{change:?}"
+            );
             let evicts = expected.filter(|text| text.contains("evicts"));
             assert_eq!(
-                disruption(&change, Some(&free)).as_deref(),
+                disruption(&change, Some(&free), None).as_deref(),
                 evicts,
                 "{change:?} with nobody there"
             );
             assert_eq!(
-                disruption(&change, None).as_deref(),
+                disruption(&change, None, None).as_deref(),
                 evicts,
                 "{change:?} on a node that is not known"
             );
@@ -115,7 +125,7 @@ mod tests {
     #[test]
     fn many_pods_are_counted() {
         let change = change(ChangeAction::Remove, ChangeSubject::Governing, "");
-        let text = disruption(&change, Some(&gpu_node(&["p1", "p2", "p2", "p3", "p4", "p5"])));
+        let text = disruption(&change, Some(&gpu_node(&["p1", "p2", "p2", "p3", "p4", "p5"])), None);
         let expected = "the device plugin is removed while pods team/p1, team/p2, team/p3 and 2 more hold devices";
         assert_eq!(text.as_deref(), Some(expected));
     }

@@ -22,8 +22,32 @@ pub struct ResourceForecast {
     pub now: u64,
     /// Shares with the new configuration.
     pub then: u64,
+    /// Shares that containers hold now.
+    pub held: u64,
+    /// True where the agent lists only some of the holders.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub at_least: bool,
+    /// Held shares for which the new configuration has no room.
+    pub would_not_fit: u64,
     /// The sum that gives `then`, such as `2 GPUs x 4 replicas = 8`.
     pub words: String,
+}
+
+impl ResourceForecast {
+    /// Compares it with the current configuration and the held shares, such as `now 16; 14 held: 6 would not fit`.
+    pub fn comparison(&self) -> String {
+        let now = if self.now == self.then {
+            "unchanged".to_owned()
+        } else {
+            format!("now {}", self.now)
+        };
+        let least = if self.at_least { "at least " } else { "" };
+        match (self.held, self.would_not_fit) {
+            (0, _) => now,
+            (held, 0) => format!("{now}; {least}{held} held"),
+            (held, excess) => format!("{now}; {least}{held} held: {excess} would not fit"),
+        }
+    }
 }
 
 /// The effect of a new configuration on a node's devices.
@@ -84,7 +108,7 @@ pub fn forecast(before: Option<&GpuNode>, after: Option<&GpuNode>) -> DeviceFore
         obstacles.push(format!("the node would no longer advertise any device (now {count})"));
     }
     DeviceForecast {
-        offers: resource_forecasts(&config, &now, &then),
+        offers: resource_forecasts(&config, &now, &then, status),
         notes: missing.into_iter().collect(),
         waiting: waiting(status, &now, &then),
         obstacles,
@@ -103,8 +127,14 @@ fn fails(node: Option<&GpuNode>) -> String {
     .to_owned()
 }
 
-/// Returns the resources in the order of the policy, then the default resources of MIG devices.
-fn resource_forecasts(config: &AgentConfig, now: &DesiredDevices, then: &DesiredDevices) -> Vec<ResourceForecast> {
+/// Returns the resources in the order of the policy, then the default resources of MIG devices, then those that go while
+/// containers hold shares of them.
+fn resource_forecasts(
+    config: &AgentConfig,
+    now: &DesiredDevices,
+    then: &DesiredDevices,
+    status: &GpuNodeStatus,
+) -> Vec<ResourceForecast> {
     let mut names: Vec<String> = config
         .effective_resources()
         .iter()
@@ -115,18 +145,34 @@ fn resource_forecasts(config: &AgentConfig, now: &DesiredDevices, then: &Desired
             names.push(device.assignment.resource.clone());
         }
     }
-    let forecast = |resource: String| {
-        let (words, count) = (words(&resource, then), |desired| {
-            devices_of(&resource, desired).map(shares).sum()
-        });
+    let configured = names.len();
+    for holder in &status.holders {
+        if !names.contains(&holder.resource) {
+            names.push(holder.resource.clone());
+        }
+    }
+    let forecast = |(place, resource): (usize, String)| {
+        let count = |desired| -> u64 { devices_of(&resource, desired).map(shares).sum() };
+        let holders = status.holders.iter().filter(|holder| holder.resource == resource);
+        let held: u64 = holders
+            .map(|holder| u64::try_from(holder.count).unwrap_or_default())
+            .sum();
+        let (now, then_count) = (count(now), count(then));
         ResourceForecast {
-            now: count(now),
-            then: count(then),
-            words,
+            now,
+            then: then_count,
+            held,
+            at_least: status.holders_truncated,
+            would_not_fit: held.saturating_sub(then_count),
+            words: if place < configured {
+                words(&resource, then)
+            } else {
+                "nothing: the configuration does not name it".to_owned()
+            },
             resource,
         }
     };
-    names.into_iter().map(forecast).collect()
+    names.into_iter().enumerate().map(forecast).collect()
 }
 
 fn devices_of<'a>(resource: &str, desired: &'a DesiredDevices) -> impl Iterator<Item = &'a DesiredDevice> {

@@ -32,17 +32,13 @@ pub fn plan(plan: &ClusterPlan) -> String {
             let _ = writeln!(text, "  {paint}{sign} {}{paint:#}", plain(&describe(change)));
         }
         for offer in &node.offers {
-            let now = if offer.now == offer.then {
-                "unchanged".to_owned()
+            let paint = if offer.would_not_fit > 0 {
+                style::BAD
             } else {
-                format!("now {}", offer.now)
+                style::PLAIN
             };
-            let _ = writeln!(
-                text,
-                "    {} would have {} ({now})",
-                offer.resource,
-                plain(&offer.words)
-            );
+            let line = format!("{} would have {} ({})", offer.resource, offer.words, offer.comparison());
+            let _ = writeln!(text, "    {paint}{}{paint:#}", plain(&line));
         }
         for note in &node.notes {
             let paint = style::WAITING;
@@ -175,7 +171,7 @@ mod tests {
           + resource example.com/rest: whole GPUs
           + passDeviceSpecs: true
           ~ agent image: the operator's default -> agent:2
-            nvidia.com/gpu would have 2 GPUs x 4 replicas = 8 (now 2)
+            nvidia.com/gpu would have 2 GPUs x 4 replicas = 8 (now 2; 1 held)
             example.com/rest would have nothing: no remaining device matches its selector (unchanged)
           ! disruptive: taint dedicated:NoExecute evicts pods that do not tolerate it
           ! disruptive: GPU 1 stays unchanged until pod ml/train ends

@@ -138,15 +138,20 @@ impl KnownKinds {
             return refuse("apiVersion", message);
         }
         let mut problems = duplicates;
-        let findings = kind.schema.check(object.clone());
+        let mut findings = kind.schema.check(object.clone());
         add(&mut problems, metadata::check(&findings.object));
-        add(&mut problems, findings.problems);
-        let mut rules_unchecked = findings.rules_unchecked;
-        // Where the schema refuses the configuration, gpunode's own rules would only repeat it.
-        let is_refused = problems.iter().any(|problem| problem.path.starts_with(CONFIGURATION));
-        if name == GpuNodePolicy::kind(&()) && !is_refused {
-            match own_rules(&findings.object) {
-                Ok(later) => add(&mut problems, later),
+        add(&mut problems, std::mem::take(&mut findings.problems));
+        let mut rules_unchecked = !findings.misshapen.is_empty();
+        if name == GpuNodePolicy::kind(&()) {
+            match findings.broken_in_all(own_rules) {
+                Ok(mut later) => {
+                    let is_misshapen = |path: &str| findings.misshapen.iter().any(|misshapen| misshapen == path);
+                    let refused = problems.iter().filter(|problem| !is_misshapen(&problem.path));
+                    let refused: Vec<&str> = refused.filter_map(|problem| part(&problem.path)).collect();
+                    // Where the schema refuses a part, gpunode's own rules would only repeat it.
+                    later.retain(|problem| !is_repeated(part(&problem.path), &refused));
+                    add(&mut problems, later);
+                }
                 // The schema's problems say it better.
                 Err(_) if !problems.is_empty() => rules_unchecked = true,
                 Err(problem) => problems.push(problem),
@@ -167,6 +172,23 @@ struct ObjectFindings {
     warnings: Vec<DocumentProblem>,
     rules_unchecked: bool,
     object: Value,
+}
+
+/// Returns the part of the agent configuration that a path is in: one of its resources, or all of it.
+fn part(path: &str) -> Option<&str> {
+    let rest = path.strip_prefix(CONFIGURATION)?;
+    let resource = rest.strip_prefix(".resources[").and_then(|index| index.find(']'));
+    let end = resource.map_or(0, |end| ".resources[".len() + end + 1);
+    path.get(..CONFIGURATION.len() + end)
+}
+
+/// Returns true where a problem is in a part that is already refused, or one of them is about the whole configuration.
+fn is_repeated(part: Option<&str>, refused: &[&str]) -> bool {
+    let is_whole = |part: &str| part == CONFIGURATION;
+    part.is_some_and(|part| {
+        let mut refused = refused.iter().copied();
+        refused.any(|refused| is_whole(refused) || is_whole(part) || refused == part)
+    })
 }
 
 /// Returns the rules of the agent configuration that a policy breaks.
@@ -229,6 +251,7 @@ fn report(
         problems,
         warnings,
         rules_unchecked,
+        name_line: Some(line_of("metadata.name")),
         object,
     }
 }
@@ -260,6 +283,7 @@ pub fn validate_agent_config(text: &SourceText) -> DocumentReport {
         problems,
         warnings: Vec::new(),
         rules_unchecked: false,
+        name_line: None,
         object: Value::Null,
     }
 }

@@ -55,8 +55,12 @@ pub struct DocumentReport {
     /// Values that are accepted and may mean something else than their author thinks, in the order of the file.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<DocumentProblem>,
-    /// True where the problems prevent the check of some rules, here as in the API server, so that there may be more.
+    /// True where the problems prevent the check of rules that depend on the same fields, so that there may be more. The API
+    /// server then checks no rule at all.
     pub rules_unchecked: bool,
+    /// Line of the object's name, counted from 1.
+    #[serde(skip)]
+    pub name_line: Option<usize>,
     /// The object as the API server would store it; null where there is none.
     #[serde(skip)]
     pub object: Value,
@@ -75,6 +79,7 @@ impl DocumentReport {
             problems: vec![problem],
             warnings: Vec::new(),
             rules_unchecked: false,
+            name_line: None,
             object: Value::Null,
         }
     }
@@ -125,7 +130,7 @@ pub fn text(reports: &[DocumentReport]) -> String {
         if report.rules_unchecked {
             let _ = writeln!(
                 text,
-                "{}: {name}some rules were not checked because of the problems above",
+                "{}: {name}rules that depend on the fields above were not checked",
                 report.file
             );
         }

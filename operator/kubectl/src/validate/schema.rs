@@ -2,15 +2,17 @@
 //!
 //! Order and paths follow `customResourceStrategy.Validate` in apiextensions-apiserver and the validator of kube-openapi:
 //! fields that no schema knows, nulls dropped where a field is not nullable, types and bounds, duplicate entries of
-//! list-maps, and CEL rules only where the shape of the object is right. Rules about a change (`oldSelf`) are left out,
-//! as at a create.
+//! list-maps, and CEL rules. The API server checks rules only where the shape of the object is right; here those that are broken
+//! whatever the misshapen fields contain are shown too. Rules about a change (`oldSelf`) are left out, as at a create.
 //!
 //! | module | what it does |
 //! |---|---|
 //! | `fields` | finds unknown fields, drops nulls and fields that are not stored |
 //! | `shape` | checks types, bounds, patterns and required fields |
+//! | `repair` | puts values of the right shape in place of others |
 
 mod fields;
+mod repair;
 mod shape;
 
 use super::problem::DocumentProblem;
@@ -20,6 +22,7 @@ use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::ObjectMeta,
 };
 use kube::core::cel::Validator;
+use repair::{CHOICES, repaired};
 use schemars::generate::SchemaSettings;
 use serde_json::{Value, json};
 use shape::ShapeCheck;
@@ -32,10 +35,40 @@ pub struct KindSchema(Value);
 #[derive(Debug, Default)]
 pub struct SchemaFindings {
     pub problems: Vec<DocumentProblem>,
-    /// True where the problems prevent the check of rules.
-    pub rules_unchecked: bool,
+    /// Paths of the fields with a wrong shape, which prevent the check of rules that depend on them.
+    pub misshapen: Vec<String>,
     /// The object as the API server would store it.
     pub object: Value,
+    /// The object with other values in its misshapen fields, in several ways; the object itself where there are none.
+    shapely: Vec<Value>,
+}
+
+impl SchemaFindings {
+    /// Returns the problems that `check` finds whatever stands in the misshapen fields.
+    ///
+    /// # Errors
+    /// The first error of `check`.
+    pub fn broken_in_all(
+        &self,
+        check: impl Fn(&Value) -> Result<Vec<DocumentProblem>, DocumentProblem>,
+    ) -> Result<Vec<DocumentProblem>, DocumentProblem> {
+        let mut broken: Option<Vec<DocumentProblem>> = None;
+        for object in &self.shapely {
+            let found = check(object)?;
+            broken = Some(match broken {
+                None => found,
+                Some(earlier) => earlier.into_iter().filter(|problem| found.contains(problem)).collect(),
+            });
+        }
+        let is_outside = |problem: &DocumentProblem| !self.misshapen.iter().any(|path| is_within(&problem.path, path));
+        Ok(broken.unwrap_or_default().into_iter().filter(is_outside).collect())
+    }
+}
+
+/// Returns true for the path `around` and the paths of its fields and entries.
+fn is_within(path: &str, around: &str) -> bool {
+    let rest = path.strip_prefix(around);
+    rest.is_some_and(|rest| around.is_empty() || rest.is_empty() || rest.starts_with(['.', '[']))
 }
 
 impl KindSchema {
@@ -54,7 +87,7 @@ impl KindSchema {
     }
 
     /// Returns the problems that the API server would report at a create with strict field validation, except those of
-    /// metadata's values.
+    /// metadata's values. Where it would report misshapen fields alone, the rules that other fields break are there too.
     pub fn check(&self, mut object: Value) -> SchemaFindings {
         let mut problems = Vec::new();
         unknown_fields(&self.0, &object, "", &mut problems);
@@ -66,15 +99,21 @@ impl KindSchema {
         }
         let mut checked = ShapeCheck::default();
         checked.value(&self.0, &object, "");
-        if !checked.wrong_shape {
-            checked.problems.extend(self.broken_rules(&object, None));
-        }
         problems.extend(checked.problems);
-        SchemaFindings {
+        let shapely = if checked.misshapen.is_empty() {
+            vec![object.clone()]
+        } else {
+            (0..CHOICES).map(|choice| repaired(&self.0, &object, choice)).collect()
+        };
+        let mut findings = SchemaFindings {
             problems,
-            rules_unchecked: checked.wrong_shape,
+            misshapen: checked.misshapen,
             object,
-        }
+            shapely,
+        };
+        let broken = findings.broken_in_all(|object| Ok(self.broken_rules(object, None)));
+        findings.problems.extend(broken.unwrap_or_default());
+        findings
     }
 
     /// Returns the CEL rules that `object` breaks; rules about a change only with the `old` object.

@@ -64,7 +64,22 @@ spec:
     lab.await_pod("evicted", "Running")?;
     let before = pods(&lab)?;
 
-    lab.apply(&policy(&nodes, "{key: evicting, effect: NoExecute}"))?;
+    let tainting = policy(&nodes, "{key: evicting, effect: NoExecute}");
+    let plan = lab.plan(&[serde_yaml::from_str(&tainting)?])?;
+    let planned = plan["nodes"].as_array().context("find the nodes of a plan")?;
+    let evicted = planned
+        .iter()
+        .flat_map(|node| node["evicted"].as_array().into_iter().flatten());
+    let evicted: BTreeSet<(Option<&str>, Option<&str>)> = evicted
+        .map(|pod| (pod["namespace"].as_str(), pod["pod"].as_str()))
+        .collect();
+    ensure!(evicted.contains(&(Some("default"), Some("evicted"))), "{plan}");
+    ensure!(
+        evicted.iter().all(|(namespace, _)| *namespace != Some(NAMESPACE)),
+        "{plan}"
+    );
+
+    lab.apply(&tainting)?;
     lab.await_ready("evicting")?;
     eventually(
         "a pod that does not tolerate the taint goes",

@@ -57,6 +57,7 @@ fn said(status: &Value, from: &str, to: &str) -> String {
              now,
              then,
              words,
+             ..
          }| format!("{resource}: {words} ({now} -> {then})"),
     );
     let others = notes
@@ -166,6 +167,40 @@ fn devices_that_somebody_holds_wait_for_their_pods() {
             "nothing of a device changes by {to}"
         );
     }
+}
+
+#[test]
+fn what_is_held_is_compared_with_the_room_that_is_left() {
+    let shared = |replicas: u32| {
+        format!("resources: [{{name: nvidia.com/gpu, sharing: {{strategy: TimeSlicing, replicas: {replicas}}}}}]")
+    };
+    let holder = |device: usize, count: i32| {
+        json!({"namespace": "ml", "pod": format!("p{device}"), "container": "c", "resource": "nvidia.com/gpu",
+            "device": format!("GPU-{device}"), "count": count})
+    };
+    let gpus: Value = (0..4).map(|index| gpu(index, "Tesla-T4", 16384, "7.5")).collect();
+    let holders = [holder(0, 4), holder(1, 4), holder(2, 4), holder(3, 2)];
+    let comparisons = |to: &str, truncated: bool| -> Vec<String> {
+        let status = json!({"gpus": gpus, "holders": holders, "holdersTruncated": truncated});
+        let (before, after) = (gpu_node(&shared(4), &status), gpu_node(to, &status));
+        let offers = forecast(Some(&before), Some(&after)).offers;
+        offers
+            .iter()
+            .map(|of| format!("{}: {}", of.resource, of.comparison()))
+            .collect()
+    };
+    assert_eq!(
+        comparisons(&shared(2), false),
+        ["nvidia.com/gpu: now 16; 14 held: 6 would not fit"]
+    );
+    assert_eq!(comparisons(&shared(8), false), ["nvidia.com/gpu: now 16; 14 held"]);
+    assert_eq!(
+        comparisons("resources: [{name: a.b/c}]", true),
+        [
+            "a.b/c: now 0",
+            "nvidia.com/gpu: now 16; at least 14 held: 14 would not fit"
+        ]
+    );
 }
 
 #[test]

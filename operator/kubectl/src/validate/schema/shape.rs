@@ -13,8 +13,8 @@ use serde_json::{Map, Value};
 #[derive(Default)]
 pub struct ShapeCheck {
     pub problems: Vec<DocumentProblem>,
-    /// True where a value is missing, too long or of another type. The API server then runs no rule (`hasBlockingErr`).
-    pub wrong_shape: bool,
+    /// Paths of values that are missing, too long or of another type. The API server then runs no rule (`hasBlockingErr`).
+    pub misshapen: Vec<String>,
 }
 
 impl ShapeCheck {
@@ -23,17 +23,17 @@ impl ShapeCheck {
     }
 
     fn misshapen(&mut self, path: &str, message: impl Into<String>) {
-        self.wrong_shape = true;
+        self.misshapen.push(path.to_owned());
         self.invalid(path, message);
     }
 
     /// Checks a value against its schema.
     pub fn value(&mut self, schema: &Value, value: &Value, path: &str) {
         let wanted = wanted_type(schema);
-        if !(is_type(wanted, value) || (value.is_null() && is_nullable(schema))) {
+        if !is_right_type(schema, value) {
             // The fields of this object have already been reported as unknown.
             if value.as_object().is_some_and(|fields| !fields.is_empty()) && !is_open(path) {
-                self.wrong_shape = true;
+                self.misshapen.push(path.to_owned());
                 return;
             }
             let hint = if wanted == "string" { "; put it in quotes" } else { "" };
@@ -167,18 +167,24 @@ fn pattern_words(path: &str) -> Option<&'static str> {
     }
 }
 
-fn bound(schema: &Value, name: &str) -> Option<usize> {
+pub fn bound(schema: &Value, name: &str) -> Option<usize> {
     schema.get(name)?.as_u64().and_then(|bound| usize::try_from(bound).ok())
 }
 
 /// The API server's name for a type that is an integer or a string.
-const INT_OR_STRING: &str = "integer,string";
+pub const INT_OR_STRING: &str = "integer,string";
 
-fn wanted_type(schema: &Value) -> &str {
+/// Returns the type that a schema wants; empty for any.
+pub fn wanted_type(schema: &Value) -> &str {
     match schema.get("x-kubernetes-int-or-string") {
         Some(Value::Bool(true)) => INT_OR_STRING,
         _ => schema.get("type").and_then(Value::as_str).unwrap_or_default(),
     }
+}
+
+/// Returns true for a value of the schema's type, or null where that is a value.
+pub fn is_right_type(schema: &Value, value: &Value) -> bool {
+    is_type(wanted_type(schema), value) || (value.is_null() && is_nullable(schema))
 }
 
 fn is_type(wanted: &str, value: &Value) -> bool {
