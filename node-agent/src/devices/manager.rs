@@ -30,7 +30,7 @@ use gpunode_gpu::{AdvertisedResource, AllocatedDevices, AllocationRefusal, Devic
 use gpunode_process::OnChange;
 use holders::HolderWatch;
 pub use holders::ObservationState;
-use served_resources::ServedResources;
+use served_resources::RegistrationWatches;
 use shared_state::SharedState;
 use std::{
     collections::BTreeMap,
@@ -79,7 +79,7 @@ pub struct DeviceManager {
     /// Number of changes that the kubelet has been sent.
     published: watch::Sender<u64>,
     holders: HolderWatch,
-    served: ServedResources,
+    served: RegistrationWatches,
     daemons: DaemonWatch,
 }
 
@@ -91,7 +91,7 @@ impl DeviceManager {
             pass_device_specs: AtomicBool::default(),
             published: watch::Sender::default(),
             holders: HolderWatch::default(),
-            served: ServedResources::default(),
+            served: RegistrationWatches::default(),
             daemons: DaemonWatch::new(inputs.mps_dir.clone()),
             inputs,
         }

@@ -315,6 +315,7 @@ pub struct CompleteArgs {
 
 /// Arguments of `uninstall`.
 #[derive(Debug, Args)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a flag of the command line")]
 pub struct UninstallArgs {
     /// Namespace that gpunode is installed in
     #[arg(short, long, value_name = "NAME", default_value = "gpunode-system")]
@@ -365,7 +366,7 @@ pub enum OutputFormat {
 
 impl OutputFormat {
     /// Returns true for text that people read.
-    pub fn is_text(self) -> bool {
+    pub(crate) fn is_text(self) -> bool {
         matches!(self, Self::Table | Self::Wide)
     }
 }

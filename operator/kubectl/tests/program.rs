@@ -136,9 +136,9 @@ fn a_plan_names_the_pods_that_a_taint_evicts() {
         )
     };
     let (tolerant, other) = (pod("stays", "[{operator: Exists}]"), pod("goes", "[]"));
-    let policy = file("evicting-policy.yaml", &policy("training", "NoExecute"));
-    let plan = |name: &str, pods: &str| {
-        let nodes = file(name, &format!("{DUMP}{pods}"));
+    let policy = file(&policy("training", "NoExecute"));
+    let plan = |pods: &str| {
+        let nodes = file(&format!("{DUMP}{pods}"));
         let (code, text) = run(&["plan", "-f", &policy, "--nodes", &nodes], &[]);
         (
             code,
@@ -146,7 +146,7 @@ fn a_plan_names_the_pods_that_a_taint_evicts() {
             run(&["plan", "-f", &policy, "--nodes", &nodes, "-o", "json"], &[]).1,
         )
     };
-    let (code, text, json) = plan("evicting-two.yaml", &format!("{tolerant}{other}"));
+    let (code, text, json) = plan(&format!("{tolerant}{other}"));
     assert_eq!(code, Some(2), "{text}");
     assert!(
         text.contains("disruptive: taint dedicated:NoExecute evicts pod team/goes\n"),
@@ -154,39 +154,36 @@ fn a_plan_names_the_pods_that_a_taint_evicts() {
     );
     let json: serde_json::Value = serde_json::from_str(&json).expect("JSON");
     assert_eq!(json["nodes"][0]["evicted"][0]["pod"], "goes", "{json}");
-    let (code, text, _) = plan("evicting-none.yaml", &tolerant);
+    let (code, text, _) = plan(&tolerant);
     assert_eq!(code, Some(0), "a taint that evicts nobody disrupts nobody: {text}");
-    let (code, text, _) = plan("evicting-unknown.yaml", "");
+    let (code, text, _) = plan("");
     assert_eq!(code, Some(2), "{text}");
     assert!(text.contains("evicts pods that do not tolerate it"), "{text}");
 }
 
 #[test]
 fn an_old_dump_gives_a_warning_beside_the_output() {
-    let policy = file("old-policy.yaml", &policy("training", "NoSchedule"));
-    let warned = |name: &str, metadata: &str| {
-        let nodes = file(name, &DUMP.replace("kind: List\n", &format!("kind: List\n{metadata}")));
+    let policy = file(&policy("training", "NoSchedule"));
+    let warned = |metadata: &str| {
+        let nodes = file(&DUMP.replace("kind: List\n", &format!("kind: List\n{metadata}")));
         let output = output(&["plan", "-f", &policy, "--nodes", &nodes, "-o", "json"], &[]);
         let json: Result<serde_json::Value, _> = serde_json::from_slice(&output.stdout);
         assert!(json.is_ok() && output.status.success());
         String::from_utf8(output.stderr).expect("text")
     };
-    let old = warned(
-        "old-nodes.yaml",
-        "metadata: {creationTimestamp: 2020-01-01T00:00:00Z}\n",
-    );
+    let old = warned("metadata: {creationTimestamp: 2020-01-01T00:00:00Z}\n");
     assert!(
         old.starts_with("warning: ") && old.contains("days ago, at 2020-01-01T00:00:00Z"),
         "{old}"
     );
-    assert_eq!(warned("new-nodes.yaml", ""), "");
+    assert_eq!(warned(""), "");
 }
 
 #[test]
 fn two_policies_of_one_name_are_refused() {
-    let first = file("twice-first.yaml", &policy("training", "NoSchedule"));
-    let second = file("twice-second.yaml", &policy("inference", "NoSchedule"));
-    let nodes = file("twice-nodes.yaml", DUMP);
+    let first = file(&policy("training", "NoSchedule"));
+    let second = file(&policy("inference", "NoSchedule"));
+    let nodes = file(DUMP);
     for arguments in [
         ["validate", "-f", &first, "-f", &second].as_slice(),
         &["plan", "-f", &first, "-f", &second, "--nodes", &nodes],
@@ -203,10 +200,7 @@ fn two_policies_of_one_name_are_refused() {
 
 #[test]
 fn tables_fit_the_columns_unless_wide_is_wanted() {
-    let nodes = file(
-        "columns-nodes.yaml",
-        &DUMP.replace("team: platform", "a-long-key-of-a-label: a-long-value-of-a-label"),
-    );
+    let nodes = file(&DUMP.replace("team: platform", "a-long-key-of-a-label: a-long-value-of-a-label"));
     let explain = |more: &[&str], columns: &[(&str, &str)]| {
         run(
             &[["explain", "n1", "--nodes", &nodes].as_slice(), more].concat(),

@@ -1,6 +1,6 @@
 //! Asks the kubelet for the holders of devices.
 
-use super::{served_resources::ServedResources, shared_state::SharedState};
+use super::{served_resources::RegistrationWatches, shared_state::SharedState};
 use crate::kubelet::podresources::PodResources;
 use gpunode_process::OnChange;
 use std::{
@@ -79,7 +79,7 @@ impl HolderWatch {
     }
 
     /// Asks the kubelet again and again. Never returns.
-    pub async fn run(&self, state: &SharedState, served: &ServedResources, kubelet: PodResources) {
+    pub async fn run(&self, state: &SharedState, served: &RegistrationWatches, kubelet: PodResources) {
         let mut errors = OnChange::default();
         loop {
             let error = self.observe(state, served, &kubelet).await;
@@ -105,7 +105,12 @@ impl HolderWatch {
     }
 
     /// Asks the kubelet once, and publishes the result. Returns the error.
-    async fn observe(&self, state: &SharedState, served: &ServedResources, kubelet: &PodResources) -> Option<String> {
+    async fn observe(
+        &self,
+        state: &SharedState,
+        served: &RegistrationWatches,
+        kubelet: &PodResources,
+    ) -> Option<String> {
         match kubelet.observe().await {
             Ok(observation) => {
                 let started = Some(observation.started);

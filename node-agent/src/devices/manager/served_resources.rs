@@ -10,9 +10,9 @@ use std::{
 
 /// Registered resources by name, which registrations, servers and observations change.
 #[derive(Debug, Default)]
-pub struct ServedResources(Mutex<BTreeMap<String, ServedResource>>);
+pub struct RegistrationWatches(Mutex<BTreeMap<String, ServedResource>>);
 
-impl ServedResources {
+impl RegistrationWatches {
     /// Begins with a new registration of a resource.
     pub fn begin(&self, resource: &str) {
         self.lock()

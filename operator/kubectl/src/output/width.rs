@@ -82,7 +82,7 @@ pub fn wrapped(line: &str, width: TextWidth, indent: usize) -> String {
 
 /// Splits a line at the spaces outside backticks.
 fn words(line: &str) -> Vec<String> {
-    let has_pairs = line.matches('`').count() % 2 == 0;
+    let has_pairs = line.matches('`').count().is_multiple_of(2);
     let mut words = Vec::new();
     let mut word = String::new();
     let mut is_quoted = false;

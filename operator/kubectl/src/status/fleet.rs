@@ -279,7 +279,7 @@ mod tests {
             Timestamp::UNIX_EPOCH,
         );
         assert_eq!(fleet.policies[0].rollout, None);
-        let text = crate::status::text::fleet(&fleet);
+        let text = crate::status::text::fleet(&fleet, crate::output::TextWidth::UNLIMITED);
         assert!(!text.contains("no GpuNode exists"), "{text}");
         assert!(text.contains("you may not list GpuNode objects: forbidden"), "{text}");
         let error = fleet.only(&["n".to_owned()], &nodes).expect_err("hidden").to_string();

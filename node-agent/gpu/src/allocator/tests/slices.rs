@@ -145,7 +145,7 @@ struct Cluster {
     /// Healthy ids that the kubelet has.
     taken: BTreeSet<String>,
     reported: usize,
-    /// Why each rejected pod was.
+    /// Reason for each rejected pod.
     rejected: Vec<String>,
     random: u64,
 }

@@ -76,7 +76,7 @@ fn sample(schema: &Value, written: &Value, choice: usize) -> Value {
         return nth(allowed);
     }
     match wanted_type(schema) {
-        "boolean" => Value::Bool(choice % 2 == 0),
+        "boolean" => Value::Bool(choice.is_multiple_of(2)),
         "integer" | "number" => {
             let edge = |name: &str| schema.get(name).and_then(Value::as_f64);
             let (least, most) = (edge("minimum"), edge("maximum"));
