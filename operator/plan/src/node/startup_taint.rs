@@ -6,6 +6,7 @@
 //! | want it; not every device was allocatable in this boot | any | set |
 //! | want it; every device is allocatable | any | removed, and the boot goes into the record |
 //! | disagree about the configuration; the one that the node has is not allocatable in this boot | any | set |
+//! | do not want it; all that the governing one promises is allocatable | present | removed |
 //! | do not want it; a paused one with a startup taint would match | present | stays: the policy may resume |
 //! | do not want it; the one whose configuration the node has cannot be read | present | stays: that one may want it |
 //! | do not want it; the node has GPU functions and no driver | present | stays: a policy may come to match |
@@ -62,14 +63,14 @@ impl StartupTaints {
         let node = context.node;
         let keys = startup_keys(policies);
         let is_desired = promise != DevicePromise::None && matched.iter().any(|policy| policy.startup_taint.is_some());
-        let has_started = record.started.as_ref() == Some(&node.boot);
         let is_kept = || match promise {
             DevicePromise::Of(policy) => is_allocatable(policy, context),
             DevicePromise::None | DevicePromise::Unknown => false,
         };
+        let is_done = record.started.as_ref() == Some(&node.boot) || is_kept();
         let (started, is_over) = if !is_desired {
             (None, true)
-        } else if has_started || is_kept() {
+        } else if is_done {
             (Some(node.boot.clone()), true)
         } else {
             (record.started.clone(), false)
@@ -86,7 +87,6 @@ impl StartupTaints {
         // Keeps taints that nobody wants on a node that has just joined: a policy may come to match.
         let linger = linger(policies, record, context);
         let mut lingering = BTreeSet::new();
-        let is_done = has_started || (is_desired && is_over);
         if !is_done && permit != RolloutPermit::Simulated && linger != Linger::Over {
             let unwanted = current
                 .keys()

@@ -322,6 +322,29 @@ fn taint_stays_while_the_policy_that_would_want_it_is_paused() {
 }
 
 #[test]
+fn taint_goes_with_the_promise_of_the_policy_that_governs_whatever_a_paused_one_would_want() {
+    let policies = [
+        policy(
+            "paused",
+            "{mode: Paused, priority: 5, nodeSelector: {}, startupTaint: {}, devicePlugin: {}}",
+        ),
+        policy("p", "{nodeSelector: {}, devicePlugin: {}}"),
+    ];
+    for (allocatable, expected) in [("7", vec!["gpunode.dev/not-ready"]), ("8", vec![])] {
+        let mut world = unreported();
+        join_with(
+            &mut world,
+            json!({"key": "gpunode.dev/not-ready", "effect": "NoSchedule"}),
+        );
+        world.gpu_node = reported("8").gpu_node;
+        boot(&mut world, "b1", allocatable);
+        let plan = world.converge(&policies);
+        assert_eq!((plan.hold, plan.governing.as_deref()), (None, Some("p")));
+        assert_eq!(keys(&world), expected);
+    }
+}
+
+#[test]
 fn paused_node_loses_its_startup_taint_once_everything_promised_is_allocatable_and_nothing_else() {
     let paused = policy(
         "p",
