@@ -7,7 +7,7 @@
 //! | want it; every device is allocatable | any | removed, and the boot goes into the record |
 //! | disagree about the configuration; the one that the node has is not allocatable in this boot | any | set |
 //! | do not want it; all that the governing one promises is allocatable | present | removed |
-//! | do not want it; a paused one with a startup taint would match | present | stays: the policy may resume |
+//! | do not want it; one with a startup taint would match, but is paused or waits for one | present | stays: the paused one may resume |
 //! | do not want it; the one whose configuration the node has cannot be read | present | stays: that one may want it |
 //! | do not want it; the node has GPU functions and no driver | present | stays: a policy may come to match |
 //! | do not want it; nothing is reported and the node has not been Ready for two minutes yet | present | stays: a policy may come to match |
@@ -193,8 +193,9 @@ enum Linger {
 
 fn linger(policies: &PolicySet, record: &NodeRecord, context: NodeContext<'_>) -> Linger {
     let NodeContext { node, gpu_node, .. } = context;
+    // Counts those in mode Enforce as well: they wait where a paused policy holds the node.
     let would_want = |policy: &Policy| {
-        policy.mode == PolicyMode::Paused
+        policy.mode != PolicyMode::Preview
             && policy.startup_taint.is_some()
             && policy.device_plugin.is_some()
             && matches(policy, node, record, gpu_node)

@@ -5,7 +5,7 @@ use crate::{
     world::{World, policy},
 };
 use gpunode_crds::{GpuDevice, GpuNode, GpuNodePolicy, ResourceStatus};
-use gpunode_plan::{NodeContext, PolicySet, RolloutPermit, plan_node_with_permit};
+use gpunode_plan::{NodeContext, NodeHold, PolicySet, RolloutPermit, plan_node_with_permit};
 use serde_json::{Value, json};
 
 fn starting() -> GpuNodePolicy {
@@ -319,6 +319,24 @@ fn taint_stays_while_the_policy_that_would_want_it_is_paused() {
         Vec::<&str>::new(),
         "the paused policy does not select the node"
     );
+}
+
+#[test]
+fn taint_stays_while_the_policy_that_would_want_it_waits_for_a_paused_one() {
+    let labels = |mode: &str| policy("l", &format!("{{mode: {mode}, nodeSelector: {{}}, labels: {{x: y}}}}"));
+    let mut joined = without_driver();
+    joined.converge(&[labels("Enforce")]);
+    find_gpus(&mut joined);
+    for (product, expected) in [("Tesla-T4", vec!["gpunode.dev/not-ready"]), ("Tesla-V100", vec![])] {
+        let waiting = policy(
+            "q",
+            &format!("{{gpuSelector: {{products: [{product}]}}, startupTaint: {{}}, devicePlugin: {{}}}}"),
+        );
+        let mut world = joined.clone();
+        let plan = world.converge(&[labels("Paused"), waiting]);
+        assert_eq!(plan.hold, Some(NodeHold::Paused("l".to_owned())));
+        assert_eq!(keys(&world), expected, "{product}");
+    }
 }
 
 #[test]
