@@ -31,7 +31,7 @@ use crate::{
         stale_resources::find_stale_resources,
         startup_taint::{DevicePromise, StartupTaints},
         taints::{current_taints, desired_taints, taint_conflicts},
-        unhealthy_taint::unhealthy_taints,
+        unhealthy_taint::{has_rule, unhealthy_taints},
     },
     outcome::PolicyOutcome,
     record::{node_record::NodeRecord, resource_use::ResourceUse},
@@ -208,6 +208,10 @@ impl<'a> DesiredNode<'a> {
             .iter()
             .filter(|(id, _)| !self.held_taints.contains(*id))
         {
+            // What comes and goes ends as the policies that can be read decide.
+            if self.startup.has_ended(key) || has_rule(&self.matched, key) {
+                continue;
+            }
             let was_taken_over = record.taints.before.contains_key(key);
             let kept = || DesiredValue::kept(value, &owners, was_taken_over);
             self.taints.entry(key.clone()).or_insert_with(kept);

@@ -14,7 +14,7 @@ use crate::{
     node::{
         claim::KeyClaims, hold::NodeHold, patches::NodeClaims, permit::RolloutPermit, plan::NodePlan,
         stale_resources::find_stale_resources, startup_taint::ended_startup_taints, taints::current_taints,
-        unhealthy_taint::unhealthy_taints,
+        unhealthy_taint::{has_rule, unhealthy_taints},
     },
     outcome::PolicyOutcome,
     record::{
@@ -25,7 +25,7 @@ use crate::{
     taint::TaintKey,
     time::earliest,
 };
-use gpunode_crds::{ConditionType, Reason, UNHEALTHY_TAINT};
+use gpunode_crds::{ConditionType, Reason};
 use std::collections::BTreeSet;
 
 /// Returns the plan for a node whose record is unreadable.
@@ -124,13 +124,9 @@ fn ended_unhealthy_taints(policies: &PolicySet, record: &NodeRecord, context: No
         .filter(|policy| record.policies.contains(&policy.name))
         .collect();
     let (wanted, _) = unhealthy_taints(&there, RolloutPermit::Granted, context);
-    let has_rule = |id: &TaintKey| {
-        let mut rules = there.iter().filter_map(|policy| policy.unhealthy_taint.as_ref());
-        rules.any(|rule| rule.effect().as_str() == id.effect)
-    };
     let current = current_taints(context.node).into_keys();
     current
-        .filter(|id| id.key == UNHEALTHY_TAINT && !wanted.contains_key(id) && has_rule(id))
+        .filter(|id| has_rule(&there, id) && !wanted.contains_key(id))
         .collect()
 }
 

@@ -44,6 +44,8 @@ pub struct StartupTaints {
     lingering: BTreeSet<TaintKey>,
     /// Keys of all startup taints.
     keys: BTreeSet<String>,
+    /// True if everything that the matching policies promise was allocatable in this boot.
+    is_done: bool,
     /// Boot that the record names.
     pub started: Option<String>,
     /// Moment to decide again though nothing changed.
@@ -101,6 +103,7 @@ impl StartupTaints {
             desired,
             lingering,
             keys,
+            is_done,
             started,
             recheck,
         }
@@ -109,6 +112,11 @@ impl StartupTaints {
     /// Returns true for taints that gpunode owns with or without a record.
     pub fn is_ours(&self, id: &TaintKey) -> bool {
         is_startup_taint(id, &self.keys) && !self.lingering.contains(id)
+    }
+
+    /// Returns true for startup taints that have served their purpose in this boot, whoever wanted them.
+    pub fn has_ended(&self, id: &TaintKey) -> bool {
+        self.is_done && is_startup_taint(id, &self.keys)
     }
 }
 

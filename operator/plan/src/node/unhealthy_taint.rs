@@ -59,6 +59,12 @@ pub fn unhealthy_taints(
     (desired, taints.filter_map(due).filter(|due| *due > now).min())
 }
 
+/// Returns true if one of the policies has a rule about this taint, so that the taint ends where none of them wants it.
+pub fn has_rule(policies: &[&Policy], id: &TaintKey) -> bool {
+    let mut rules = policies.iter().filter_map(|policy| policy.unhealthy_taint.as_ref());
+    id.key == UNHEALTHY_TAINT && rules.any(|rule| rule.effect().as_str() == id.effect)
+}
+
 /// Returns the moment since which fewer than `least` GPUs are healthy: that at which the decisive GPU failed or vanished. A node
 /// with fewer GPUs never had enough.
 fn too_few_since(gpus: &[GpuDevice], least: usize) -> Option<Timestamp> {

@@ -322,6 +322,21 @@ fn taint_stays_while_the_policy_that_would_want_it_is_paused() {
 }
 
 #[test]
+fn startup_taint_ends_while_another_policy_cannot_be_read() {
+    let newer = policy("newer", "{nodeSelector: {}, labels: {x: y}}");
+    let mut world = reported("8");
+    world.converge(&[starting(), newer]);
+    let set = PolicySet::new(&[starting()]).with_unreadable(["newer".to_owned()]);
+    boot(&mut world, "b2", "0");
+    world.converge_with(&set);
+    assert_eq!(keys(&world), ["gpunode.dev/not-ready"]);
+    boot(&mut world, "b2", "8");
+    world.converge_with(&set);
+    assert_eq!((keys(&world), started(&world).as_deref()), (vec![], Some("b2")));
+    assert_eq!(world.label("x"), Some("y"));
+}
+
+#[test]
 fn taint_stays_while_the_policy_that_would_want_it_waits_for_a_paused_one() {
     let labels = |mode: &str| policy("l", &format!("{{mode: {mode}, nodeSelector: {{}}, labels: {{x: y}}}}"));
     let mut joined = without_driver();

@@ -2,6 +2,7 @@
 
 use crate::world::{World, now, policy};
 use gpunode_crds::{DeviceHealth, GpuDevice, GpuNode, GpuNodePolicy, GpuNodeSpec, GpuNodeStatus, HealthState};
+use gpunode_plan::PolicySet;
 use jiff::SignedDuration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::json;
@@ -104,6 +105,19 @@ fn taint_goes_on_recovery_and_with_the_policy() {
     let mut world = tainted;
     world.converge(&[]);
     assert_eq!(world.node["spec"], before);
+}
+
+#[test]
+fn taint_goes_on_recovery_while_another_policy_cannot_be_read() {
+    let newer = policy("newer", "{nodeSelector: {}, labels: {x: y}}");
+    let mut world = with_gpus(&[Some(60)]);
+    world.converge(&[watching("{}"), newer]);
+    let set = PolicySet::new(&[watching("{}")]).with_unreadable(["newer".to_owned()]);
+    world.converge_with(&set);
+    assert_eq!(effects(&world), ["NoSchedule"]);
+    world.gpu_node = with_gpus(&[None]).gpu_node;
+    world.converge_with(&set);
+    assert_eq!((effects(&world), world.label("x")), (vec![], Some("y")));
 }
 
 #[test]

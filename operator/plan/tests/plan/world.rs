@@ -64,7 +64,13 @@ impl World {
 
     /// Carries out the plan for the node as the API server would.
     pub fn converge(&mut self, policies: &[GpuNodePolicy]) -> NodePlan {
-        let plan = self.plan(policies);
+        self.converge_with(&PolicySet::new(policies))
+    }
+
+    /// Carries out the plan with a set of policies.
+    pub fn converge_with(&mut self, set: &PolicySet) -> NodePlan {
+        let facts = self.facts();
+        let plan = plan_node(set, NodeContext::new(&facts, self.gpu_node.as_ref(), self.now));
         if let Some(patch) = &plan.status_patch {
             json_patch::patch(&mut self.node, patch).expect("a patch of the planner applies");
         }
