@@ -39,7 +39,7 @@ use crate::{
     taint::TaintKey,
     time::earliest,
 };
-use gpunode_crds::{GpuNode, PolicyMode, Reason, UNHEALTHY_TAINT};
+use gpunode_crds::{GpuNode, POLICY_LABEL_PREFIX, PolicyMode, Reason, UNHEALTHY_TAINT};
 use jiff::Timestamp;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -192,12 +192,23 @@ impl<'a> DesiredNode<'a> {
         }
         // Nobody knows whether the policy has a startup taint.
         self.startup.started = self.startup.started.or_else(|| record.started.clone());
+        // Labels of agents stay with a configuration that stays; otherwise only those of the agents of these policies.
+        let is_owner = |policy: &str| owners.iter().any(|owner| owner == policy);
+        let agents = record.labels.owned.keys();
+        let mut agents = agents.filter_map(|key| key.strip_prefix(POLICY_LABEL_PREFIX));
+        let keeps_agent = self.kept_policy.is_some() || agents.any(is_owner);
         for (key, value) in record
             .labels
             .owned
             .iter()
             .filter(|(key, _)| !self.held_labels.contains(*key))
         {
+            let of_policy = key
+                .strip_prefix(POLICY_LABEL_PREFIX)
+                .filter(|_| self.kept_policy.is_none());
+            if is_agent_label(key) && !of_policy.map_or(keeps_agent, is_owner) {
+                continue;
+            }
             let was_taken_over = record.labels.before.contains_key(key);
             let kept = || DesiredValue::kept(value, &owners, was_taken_over);
             self.labels.entry(key.clone()).or_insert_with(kept);

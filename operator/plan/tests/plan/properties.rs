@@ -258,6 +258,27 @@ proptest! {
     }
 
     #[test]
+    fn agents_stay_only_for_policies_that_exist(
+        mut world in untouched(),
+        before in policies(),
+        mut after in policies(),
+        unreadable in prop::sample::subsequence(vec!["p0", "p1", "p2"], 0..3),
+    ) {
+        world.converge(&before);
+        after.retain(|it| !unreadable.contains(&it.metadata.name.as_deref().unwrap_or_default()));
+        let set = PolicySet::new(&after).with_unreadable(unreadable.iter().map(ToString::to_string));
+        let plan = world.converge_with(&set);
+        let labels = world.node["metadata"]["labels"].as_object().into_iter().flatten();
+        let placed: Vec<&str> = labels.filter_map(|(key, _)| key.strip_prefix("gpunode.dev/policy.")).collect();
+        // A disagreement leaves agents as they are.
+        if !plan.is_configuration_disputed() {
+            prop_assert_eq!(world.label("gpunode.dev/governed").is_some(), !placed.is_empty());
+            let exists = |name: &&str| unreadable.contains(name) || plan.governing.as_deref() == Some(*name);
+            prop_assert!(placed.iter().all(exists), "{:?}", placed);
+        }
+    }
+
+    #[test]
     fn removal_gives_the_snapshot_back(mut world in untouched(), sets in collection::vec(policies(), 1..4)) {
         let before = world.snapshot();
         for policies in &sets {

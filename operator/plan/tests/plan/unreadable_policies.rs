@@ -13,14 +13,10 @@ fn plan(world: &World, policies: &[GpuNodePolicy]) -> NodePlan {
     )
 }
 
-/// A node on which the policy was in force before it could no longer be read.
-fn governed() -> World {
-    let newer = policy(
-        "newer",
-        "{nodeSelector: {}, labels: {x: y}, taints: [{key: t, effect: NoSchedule}], devicePlugin: {}}",
-    );
+/// A node on which the policies are in force.
+fn with_gpu_node(policies: &[GpuNodePolicy]) -> World {
     let mut world = World::sample();
-    let created = world.converge(std::slice::from_ref(&newer)).gpu_node;
+    let created = world.converge(policies).gpu_node;
     let GpuNodeChange::Create(mut gpu_node) = created else {
         panic!("{created:?}")
     };
@@ -28,6 +24,14 @@ fn governed() -> World {
     gpu_node.metadata.resource_version = Some("7".to_owned());
     world.gpu_node = Some(*gpu_node);
     world
+}
+
+/// A node on which the policy was in force before it could no longer be read.
+fn governed() -> World {
+    with_gpu_node(&[policy(
+        "newer",
+        "{nodeSelector: {}, labels: {x: y}, taints: [{key: t, effect: NoSchedule}], devicePlugin: {}}",
+    )])
 }
 
 #[test]
@@ -77,4 +81,29 @@ fn node_of_another_policy_is_cleaned_as_usual() {
     let mut world = World::sample();
     world.converge(std::slice::from_ref(&gone));
     assert!(plan(&world, &[]).patch.is_some());
+}
+
+#[test]
+fn agent_of_another_policy_goes_with_its_configuration() {
+    let newer = policy("newer", "{nodeSelector: {}, labels: {x: y}}");
+    let other = |pool: &str| {
+        policy(
+            "other",
+            &format!("{{nodeSelector: {{matchLabels: {{pool: {pool}}}}}, devicePlugin: {{}}}}"),
+        )
+    };
+    let governed = with_gpu_node(&[newer, other("a")]);
+    for policies in [vec![], vec![other("b")]] {
+        let mut world = governed.clone();
+        assert_eq!(world.label("gpunode.dev/governed"), Some("true"));
+        let set = PolicySet::new(&policies).with_unreadable(["newer".to_owned()]);
+        let plan = world.converge_with(&set);
+        assert!(
+            matches!(plan.gpu_node, GpuNodeChange::Delete { .. }),
+            "{:?}",
+            plan.gpu_node
+        );
+        let left = ["gpunode.dev/governed", "gpunode.dev/policy.other", "x"].map(|key| world.label(key));
+        assert_eq!(left, [None, None, Some("y")], "{policies:?}");
+    }
 }
