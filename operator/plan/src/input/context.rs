@@ -37,12 +37,10 @@ pub struct NodeContext<'a> {
 impl<'a> NodeContext<'a> {
     /// Puts a node, its `GpuNode` and the current time together.
     pub fn new(node: &'a NodeFacts, gpu_node: Option<&'a GpuNode>, now: Timestamp) -> Self {
-        let is_of_node = gpu_node.is_none_or(|gpu_node| node.owns(gpu_node));
-        let (gpu_node, outdated) = if is_of_node { (gpu_node, None) } else { (None, gpu_node) };
         Self {
             node,
-            gpu_node,
-            outdated,
+            gpu_node: gpu_node.filter(|gpu_node| node.owns(gpu_node)),
+            outdated: gpu_node.filter(|gpu_node| node.outdates(gpu_node)),
             now,
             deselections: None,
             absent_since: None,

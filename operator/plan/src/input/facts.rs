@@ -119,7 +119,7 @@ impl NodeFacts {
         NodeRecord::read(self.owned.as_deref()).unwrap_or_default().policies
     }
 
-    /// Returns true unless a `GpuNode` belongs to an earlier node of the same name. One without an owner belongs to the node.
+    /// Returns true unless a `GpuNode` belongs to another node of the same name. One without an owner belongs to the node.
     pub fn owns(&self, gpu_node: &GpuNode) -> bool {
         let owners = gpu_node.metadata.owner_references.iter().flatten();
         let mut uids = owners
@@ -127,6 +127,16 @@ impl NodeFacts {
             .map(|owner| &owner.uid)
             .peekable();
         uids.peek().is_none() || uids.any(|uid| *uid == self.uid)
+    }
+
+    /// Returns true if a `GpuNode` belongs to an earlier node of the same name. One that is younger than this node belongs to a
+    /// later node, which the watch of Nodes has yet to deliver.
+    pub(crate) fn outdates(&self, gpu_node: &GpuNode) -> bool {
+        let created = gpu_node.metadata.creation_timestamp.as_ref().map(|time| time.0);
+        let is_younger = created
+            .zip(self.created)
+            .is_some_and(|(gpu_node, node)| gpu_node > node);
+        !self.owns(gpu_node) && !is_younger
     }
 
     /// Returns true if two readings of a node differ only in their version, as after a heartbeat.

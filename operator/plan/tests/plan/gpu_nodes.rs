@@ -511,6 +511,21 @@ fn gpu_node_of_an_earlier_node_of_the_same_name_is_not_believed_and_is_deleted_f
 }
 
 #[test]
+fn gpu_node_of_a_later_node_of_the_same_name_is_neither_believed_nor_deleted() {
+    let by_gpus = policy("by-gpus", "{gpuSelector: {minCount: 1}, labels: {x: y}}");
+    let mut world = World::sample();
+    world.node["metadata"]["creationTimestamp"] = json!("2026-01-01T00:00:00Z");
+    let mut gpu_node = gpu_node_of("another");
+    for (created, is_deleted) in [("2026-01-01T00:00:01Z", false), ("2026-01-01T00:00:00Z", true)] {
+        gpu_node.metadata.creation_timestamp = Some(Time(created.parse().unwrap()));
+        world.gpu_node = Some(gpu_node.clone());
+        let plan = world.plan(std::slice::from_ref(&by_gpus));
+        assert!(plan.matched.is_empty());
+        assert_eq!(plan.gpu_node != GpuNodeChange::None, is_deleted, "{created}");
+    }
+}
+
+#[test]
 fn gpu_node_without_its_owner_is_believed() {
     let mut world = World::sample();
     let mut gpu_node = gpu_node_of("u");

@@ -266,7 +266,7 @@ proptest! {
     ) {
         world.converge(&before);
         after.retain(|it| !unreadable.contains(&it.metadata.name.as_deref().unwrap_or_default()));
-        let set = PolicySet::new(&after).with_unreadable(unreadable.iter().map(ToString::to_string));
+        let set = PolicySet::new(&after).with_unreadable(unreadable.iter().map(|it| (*it).to_owned()));
         let plan = world.converge_with(&set);
         let labels = world.node["metadata"]["labels"].as_object().into_iter().flatten();
         let placed: Vec<&str> = labels.filter_map(|(key, _)| key.strip_prefix("gpunode.dev/policy.")).collect();
