@@ -12,9 +12,15 @@ use crate::{
         policies::{Policy, PolicySet},
     },
     node::{
-        claim::KeyClaims, hold::NodeHold, patches::NodeClaims, permit::RolloutPermit, plan::NodePlan,
-        stale_resources::find_stale_resources, startup_taint::ended_startup_taints, taints::current_taints,
-        unhealthy_taint::{has_rule, unhealthy_taints},
+        claim::KeyClaims,
+        hold::NodeHold,
+        patches::NodeClaims,
+        permit::RolloutPermit,
+        plan::NodePlan,
+        stale_resources::find_stale_resources,
+        startup_taint::ended_startup_taints,
+        taints::current_taints,
+        unhealthy_taint::{all_healthy, has_rule, unhealthy_taints},
     },
     outcome::PolicyOutcome,
     record::{
@@ -25,7 +31,7 @@ use crate::{
     taint::TaintKey,
     time::earliest,
 };
-use gpunode_crds::{ConditionType, Reason};
+use gpunode_crds::{ConditionType, Reason, UNHEALTHY_TAINT};
 use std::collections::BTreeSet;
 
 /// Returns the plan for a node whose record is unreadable.
@@ -124,10 +130,12 @@ fn ended_unhealthy_taints(policies: &PolicySet, record: &NodeRecord, context: No
         .filter(|policy| record.policies.contains(&policy.name))
         .collect();
     let (wanted, _) = unhealthy_taints(&there, RolloutPermit::Granted, context);
+    // The rule may be gone since: the spec changed during the pause, or the policy was deleted.
+    let is_unknown = |name: &String| policies.is_unreadable(name) || context.is_departing(name);
+    let has_recovered = all_healthy(context) && !record.policies.iter().any(is_unknown);
+    let ends = |id: &TaintKey| has_rule(&there, id) || (id.key == UNHEALTHY_TAINT && has_recovered);
     let current = current_taints(context.node).into_keys();
-    current
-        .filter(|id| has_rule(&there, id) && !wanted.contains_key(id))
-        .collect()
+    current.filter(|id| ends(id) && !wanted.contains_key(id)).collect()
 }
 
 /// Keeps the stage of a held node in the rollout of the policy whose configuration it has. The node may not change, so it

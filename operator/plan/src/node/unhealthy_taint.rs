@@ -65,6 +65,12 @@ pub fn has_rule(policies: &[&Policy], id: &TaintKey) -> bool {
     id.key == UNHEALTHY_TAINT && rules.any(|rule| rule.effect().as_str() == id.effect)
 }
 
+/// Returns true if GPUs are reported and all of them are healthy.
+pub fn all_healthy(context: NodeContext<'_>) -> bool {
+    let gpus = context.gpus();
+    !gpus.is_empty() && !context.is_released() && gpus.iter().all(|gpu| unhealthy_since(gpu).is_none())
+}
+
 /// Returns the moment since which fewer than `least` GPUs are healthy: that at which the decisive GPU failed or vanished. A node
 /// with fewer GPUs never had enough.
 fn too_few_since(gpus: &[GpuDevice], least: usize) -> Option<Timestamp> {

@@ -190,3 +190,19 @@ fn taint_of_a_paused_node_goes_when_enough_gpus_are_healthy_and_comes_only_with_
     world.converge(&[spec("Paused")]);
     assert_eq!(effects(&world), Vec::<&str>::new(), "a paused node gets nothing new");
 }
+
+#[test]
+fn taint_of_a_paused_node_whose_rule_is_gone_goes_when_every_gpu_is_healthy() {
+    let spec = |rest: &str| policy("p", &format!("{{nodeSelector: {{}}, labels: {{a: b}}, {rest}}}"));
+    let newer = policy("newer", "{nodeSelector: {}, labels: {x: y}}");
+    let mut world = with_gpus(&[None, Some(99)]);
+    world.converge(&[spec("unhealthyTaint: {minHealthy: 2}"), newer]);
+    let paused = || PolicySet::new(&[spec("mode: Paused")]);
+    world.converge_with(&paused());
+    assert_eq!(effects(&world), ["NoSchedule"]);
+    world.gpu_node = with_gpus(&[None, None]).gpu_node;
+    world.converge_with(&paused().with_unreadable(["newer".to_owned()]));
+    assert_eq!(effects(&world), ["NoSchedule"], "nobody knows the rules of that policy");
+    world.converge_with(&paused());
+    assert_eq!((effects(&world), world.label("a")), (vec![], Some("b")));
+}
