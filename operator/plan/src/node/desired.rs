@@ -104,7 +104,8 @@ impl<'a> DesiredNode<'a> {
         // Another policy replaces the agent, so the new agent comes with the configuration.
         let keeps_agent = waits || governing.is_some_and(|policy| !is_writable(policy, gpu_node));
         let placed = if keeps_agent {
-            configured.or(governing)
+            // The agent of a policy whose image is refused goes to no further node: its DaemonSet keeps the image that it has.
+            configured.or(governing.filter(|policy| !is_image_refused(policy)))
         } else {
             governing
         };
@@ -471,6 +472,11 @@ fn is_temporary(id: &TaintKey, startup: &StartupTaints) -> bool {
 fn departing_policy(context: NodeContext<'_>) -> Option<&str> {
     let policy = context.configuration()?.policy.as_str();
     context.is_departing(policy).then_some(policy)
+}
+
+fn is_image_refused(policy: &Policy) -> bool {
+    let plugin = policy.device_plugin.as_ref();
+    plugin.is_some_and(|plugin| plugin.is_image_refused)
 }
 
 /// Returns true for labels that place agents and daemons.

@@ -5,7 +5,7 @@ use crate::{
     world::{World, policy},
 };
 use gpunode_crds::{GpuNodePolicy, Reason};
-use gpunode_plan::{NodeContext, PolicyOutcome, PolicySet, RolloutPermit, RolloutStage, explain};
+use gpunode_plan::{AgentImages, NodeContext, PolicyOutcome, PolicySet, RolloutPermit, RolloutStage, explain};
 
 fn old() -> GpuNodePolicy {
     policy("old", "{nodeSelector: {}, devicePlugin: {}}")
@@ -67,6 +67,31 @@ fn agents_of_a_policy_that_is_gone_or_runs_none_go_at_once() {
     assert_eq!(placed(&world), ["new", "old"], "it has not handed over yet");
     world.converge(&[elsewhere]);
     assert_eq!(placed(&world), Vec::<&str>::new(), "nobody follows");
+}
+
+#[test]
+fn agent_of_a_policy_with_a_refused_image_goes_to_no_further_node() {
+    let refused = policy("old", "{nodeSelector: {}, devicePlugin: {}, image: 'evil/agent:1'}");
+    let images = AgentImages::of_agent("example.com/agent:1");
+    let set = PolicySet::new([&refused]).with_agent_images(Some(images));
+    let mut configured = world(&old(), None, &old(), true);
+    configured.converge_with(&set);
+    assert_eq!(placed(&configured), ["old"]);
+    let mut other = World::sample();
+    let plan = other.converge_with(&set);
+    assert_eq!(placed(&other), Vec::<&str>::new());
+    assert_eq!(other.label("gpunode.dev/governed"), None, "discovery runs there");
+    let outcome = &plan.outcomes["old"];
+    assert!(
+        matches!(
+            outcome,
+            PolicyOutcome::Failed {
+                reason: Reason::InvalidSpec,
+                ..
+            }
+        ),
+        "{outcome:?}"
+    );
 }
 
 #[test]
