@@ -140,7 +140,7 @@ where
                     values: agreed.collect(),
                 });
                 disagreement.values.insert(policy.name.clone(), value.to_owned());
-            } else if is_agreed {
+            } else if is_agreed && !disputed.contains_key(&key) {
                 winner.policies.push(policy.name.clone());
                 winner.take_over |= policy.takes_over;
             } else {
@@ -185,14 +185,16 @@ pub fn governing<'a>(matched: &[&'a Policy]) -> Result<Option<&'a Policy>, Disag
     })
 }
 
-/// Returns the configurations that lose to that of the governing policy.
-pub fn overridden_plugins(matched: &[&Policy], governing: Option<&Policy>) -> Vec<OverriddenKey> {
-    let Some(winner) = governing else {
+/// Returns the configurations that lose to a higher priority: to that of the first policy, or to a disagreement.
+pub fn overridden_plugins(matched: &[&Policy]) -> Vec<OverriddenKey> {
+    let mut candidates = matched.iter().filter(|policy| policy.device_plugin.is_some());
+    let Some(winner) = candidates.next() else {
         return Vec::new();
     };
-    let losing = matched
-        .iter()
-        .filter(|policy| policy.device_plugin.is_some() && policy.device_plugin != winner.device_plugin);
+    let is_disputed = governing(matched).is_err();
+    let losing = candidates.filter(|policy| {
+        policy.priority < winner.priority && (is_disputed || policy.device_plugin != winner.device_plugin)
+    });
     let overridden = losing.map(|policy| OverriddenKey {
         policy: policy.name.clone(),
         about: DEVICE_PLUGIN.to_owned(),

@@ -146,7 +146,7 @@ impl<'a> DesiredNode<'a> {
             labels.desired.retain(|key, _| !is_agent_label(key));
         }
         let overridden = labels.overridden.into_iter().chain(overridden);
-        let overridden = overridden.chain(overridden_plugins(&matched, governing)).collect();
+        let overridden = overridden.chain(overridden_plugins(&matched)).collect();
         let disagreements = dispute.into_iter().chain(labels.disputed.into_values());
         let (stage, stage_ends) = stage.unzip();
         Self {
@@ -441,7 +441,7 @@ impl<'a> DesiredNode<'a> {
         }
         if governs {
             agent_outcome(policy, context)
-        } else if let Some(kept_policy) = self.kept_policy.filter(|_| is_first_with_plugin(policy, &self.matched)) {
+        } else if let Some(kept_policy) = self.kept_policy.filter(|_| would_govern(policy, &self.matched)) {
             let message = keeps_configuration_of(kept_policy);
             (PolicyOutcome::conflicted(Reason::Unreadable, message), None)
         } else {
@@ -450,10 +450,10 @@ impl<'a> DesiredNode<'a> {
     }
 }
 
-/// Returns true if the policy would govern a node that these policies match.
-fn is_first_with_plugin(policy: &Policy, matched: &[&Policy]) -> bool {
+/// Returns true if the policy wants the configuration that would govern a node that these policies match.
+fn would_govern(policy: &Policy, matched: &[&Policy]) -> bool {
     let first = matched.iter().find(|policy| policy.device_plugin.is_some());
-    first.is_some_and(|first| first.name == policy.name)
+    first.is_some_and(|first| first.device_plugin == policy.device_plugin)
 }
 
 fn keeps_configuration_of(policy: &str) -> String {

@@ -275,6 +275,34 @@ fn a_disputed_key_keeps_its_value_and_its_place_in_the_record_until_it_is_settle
 }
 
 #[test]
+fn policy_below_a_disagreement_loses_to_it_whatever_it_wants() {
+    for [one, two, low] in [
+        [
+            "devicePlugin: {}",
+            "devicePlugin: {passDeviceSpecs: true}",
+            "devicePlugin: {}",
+        ],
+        ["labels: {a: x}", "labels: {a: y}", "labels: {a: x}"],
+        ["labels: {a: x}", "labels: {a: y}", "labels: {a: z}"],
+    ] {
+        let spec = |priority: i32, rest: &str| format!("{{priority: {priority}, nodeSelector: {{}}, {rest}}}");
+        let plan = World::sample().plan(&[
+            policy("one", &spec(1, one)),
+            policy("two", &spec(1, two)),
+            policy("low", &spec(0, low)),
+        ]);
+        assert_eq!(plan.disagreements.len(), 1);
+        let lost = &plan.overridden["low"];
+        assert!(lost.is_whole, "{low}");
+        assert!(
+            lost.message.ends_with(" by policy one (priority 1)"),
+            "{}",
+            lost.message
+        );
+    }
+}
+
+#[test]
 fn disagreement_that_a_higher_priority_settles_is_none() {
     let spec =
         |priority: i32, value: &str| format!("{{priority: {priority}, nodeSelector: {{}}, labels: {{a: {value}}}}}");

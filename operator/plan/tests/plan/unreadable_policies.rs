@@ -58,20 +58,35 @@ fn key_that_another_policy_wants_follows_that_policy() {
 }
 
 #[test]
-fn policy_that_would_govern_instead_waits_and_says_so() {
+fn policies_that_would_govern_instead_wait_and_say_so() {
     let world = governed();
-    let other = policy(
-        "other",
-        "{nodeSelector: {}, priority: 5, devicePlugin: {passDeviceSpecs: true}}",
+    let other = |name: &str, priority: i32, config: &str| {
+        policy(
+            name,
+            &format!("{{nodeSelector: {{}}, priority: {priority}, devicePlugin: {config}}}"),
+        )
+    };
+    let plan = plan(
+        &world,
+        &[
+            other("other", 5, "{passDeviceSpecs: true}"),
+            other("same", 4, "{passDeviceSpecs: true}"),
+            other("lower", 3, "{}"),
+        ],
     );
-    let plan = plan(&world, &[other]);
     assert_eq!(plan.gpu_node, GpuNodeChange::None);
     let patch = json!(plan.patch).to_string();
     assert!(!patch.contains("gpunode.dev~1policy.other"), "{patch}");
-    let outcome = &plan.outcomes["other"];
-    assert!(
-        matches!(outcome, PolicyOutcome::Conflicted { reason: Reason::Unreadable, message } if message.contains("policy newer")),
-        "{outcome:?}"
+    for name in ["other", "same"] {
+        let outcome = &plan.outcomes[name];
+        assert!(
+            matches!(outcome, PolicyOutcome::Conflicted { reason: Reason::Unreadable, message } if message.contains("policy newer")),
+            "{outcome:?}"
+        );
+    }
+    assert_eq!(
+        plan.overridden["lower"].message,
+        "devicePlugin by policy other (priority 5)"
     );
 }
 
