@@ -16,6 +16,11 @@ pub fn why_it_is_kept(foreign: &[String]) -> String {
     )
 }
 
+/// Says why a namespace is kept whose objects cannot be listed.
+pub fn unlisted(error: &anyhow::Error) -> String {
+    format!("kept, because its contents cannot be listed: {error:#}")
+}
+
 /// Deletes the namespace, unless something in it is not gpunode's.
 pub async fn delete_namespace(removal: &mut Removal, installed: &[InstalledObject]) {
     let namespace = InstalledObject::cluster_scoped::<Namespace>(&removal.requests.namespace);
@@ -30,7 +35,7 @@ pub async fn delete_namespace(removal: &mut Removal, installed: &[InstalledObjec
             return await_gone(removal, "namespace", &[namespace]).await;
         }
         Ok(foreign) => why_it_is_kept(&foreign),
-        Err(error) => format!("kept, because its contents cannot be listed: {error:#}"),
+        Err(error) => unlisted(&error),
     };
     // A deleted namespace would have taken the Lease along.
     let lease = InstalledObject {

@@ -5,7 +5,7 @@ use super::{
     foreign::foreign_objects,
     installed::{self, InstalledObject},
     leftover::Leftover,
-    namespace::why_it_is_kept,
+    namespace::{unlisted, why_it_is_kept},
     removal::Removal,
     requests::request,
     resources::ServedResources,
@@ -33,7 +33,7 @@ pub struct RemovalSurvey {
     pub policies: Vec<String>,
     /// Changes that restore each node, for people.
     pub nodes: BTreeMap<String, Vec<String>>,
-    /// Nodes that must stay unchanged, and why.
+    /// Nodes that must stay unchanged, and the namespace where its objects cannot be listed; with the reason.
     #[serde(rename = "stays")]
     pub held: Vec<Leftover>,
     /// The namespace, where it holds foreign objects.
@@ -85,17 +85,7 @@ pub async fn survey(removal: &Removal, installed: &[InstalledObject]) -> anyhow:
     let namespace = InstalledObject::cluster_scoped::<Namespace>(&requests.namespace);
     let found = survey.permitted(requests.metadata(&namespace).await)?;
     if found.flatten().is_some() {
-        match foreign_objects(removal, installed).await {
-            Ok(foreign) if foreign.is_empty() => survey.objects.push(namespace),
-            Ok(foreign) => {
-                survey.kept = Some(Leftover {
-                    what: namespace.to_string(),
-                    why: why_it_is_kept(&foreign),
-                });
-            }
-            // The removal itself says why the namespace stays, if it does.
-            Err(_) => survey.objects.push(namespace),
-        }
+        survey.add_namespace(namespace, foreign_objects(removal, installed).await);
     }
     Ok(survey)
 }
@@ -103,7 +93,7 @@ pub async fn survey(removal: &Removal, installed: &[InstalledObject]) -> anyhow:
 /// Refuses to run where an operator in another namespace would recreate what is removed.
 async fn check_namespace(removal: &Removal) -> anyhow::Result<()> {
     let bindings: Api<ClusterRoleBinding> = Api::all(removal.requests.client.clone());
-    let binding = request("read clusterrolebinding gpunode-operator", bindings.get(OPERATOR)).await?;
+    let binding = request("read ClusterRoleBinding gpunode-operator", bindings.get(OPERATOR)).await?;
     let subjects = binding.and_then(|binding| binding.subjects).unwrap_or_default();
     let elsewhere = subjects
         .into_iter()
@@ -123,6 +113,19 @@ impl RemovalSurvey {
                 self.forbidden.insert(error.downcast::<ForbiddenRequest>()?.what);
                 Ok(None)
             }
+        }
+    }
+
+    /// Adds the namespace, in which these objects are not gpunode's.
+    fn add_namespace(&mut self, namespace: InstalledObject, foreign: anyhow::Result<Vec<String>>) {
+        let leftover = |why| Leftover {
+            what: namespace.to_string(),
+            why,
+        };
+        match foreign {
+            Ok(foreign) if foreign.is_empty() => self.objects.push(namespace),
+            Ok(foreign) => self.kept = Some(leftover(why_it_is_kept(&foreign))),
+            Err(error) => self.held.push(leftover(unlisted(&error))),
         }
     }
 
@@ -285,6 +288,30 @@ pub mod tests {
         assert!(survey.permitted::<u8>(Err(anyhow::anyhow!("no answer"))).is_err());
         assert!(!survey.is_empty());
         assert_eq!(survey.forbidden, ["list nodes".to_owned()].into());
+    }
+
+    #[test]
+    fn namespace_goes_only_if_its_objects_could_be_checked() {
+        let namespace = || InstalledObject::cluster_scoped::<Namespace>("gpunode-system");
+        let forbidden = ForbiddenRequest {
+            what: "list secrets".to_owned(),
+            message: "secrets is forbidden".to_owned(),
+        };
+        let mut survey = RemovalSurvey::default();
+        survey.add_namespace(namespace(), Err(forbidden.into()));
+        let [left] = survey.held.as_slice() else {
+            panic!("{survey:?}")
+        };
+        assert!(
+            left.to_string()
+                .contains("cannot be listed: list secrets: secrets is forbidden"),
+            "{left}"
+        );
+        assert!(survey.objects.is_empty() && !survey.is_empty());
+        survey.add_namespace(namespace(), Ok(vec!["Secret pull".to_owned()]));
+        assert!(survey.objects.is_empty() && survey.kept.is_some());
+        survey.add_namespace(namespace(), Ok(Vec::new()));
+        assert_eq!(survey.objects, [namespace()]);
     }
 
     #[test]
