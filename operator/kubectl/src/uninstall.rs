@@ -55,7 +55,7 @@ use std::{
     process::ExitCode,
 };
 use survey::survey;
-use survey_text::survey_text;
+use survey_text::{by_kind, survey_text};
 
 /// Printed where a person or `--dry-run` stops the removal.
 const UNCHANGED: &str = "nothing was changed\n";
@@ -83,7 +83,10 @@ pub async fn run(args: &UninstallArgs) -> anyhow::Result<ExitCode> {
         return report(&removal, args.output, "nothing of gpunode is in this cluster");
     }
     let mut missing = permissions::missing(&removal, args.wait_resources).await?;
-    missing.extend(survey.forbidden.iter().cloned());
+    // The permissions name the API group too, such as `list daemonsets.apps`.
+    let is_said = |it: &String| missing.iter().any(|known| known.split('.').next() == Some(it.as_str()));
+    let unsaid: Vec<String> = survey.forbidden.iter().filter(|it| !is_said(it)).cloned().collect();
+    missing.extend(by_kind(&unsaid, false));
     anyhow::ensure!(
         missing.is_empty(),
         "uninstall: you are not allowed to {}; nothing was changed. Ask for a role such as cluster-admin",

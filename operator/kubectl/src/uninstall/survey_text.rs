@@ -1,6 +1,6 @@
 //! The survey for people: nodes with the same changes, objects of one kind and GPU labels are one line each.
 
-use super::{installed::InstalledObject, survey::RemovalSurvey};
+use super::survey::RemovalSurvey;
 use crate::output::{TextWidth, plain, plural, style, wrapped};
 use gpunode_crds::named;
 use gpunode_plan::is_fact_label;
@@ -28,10 +28,8 @@ pub fn survey_text(survey: &RemovalSurvey, all: bool, width: TextWidth) -> Strin
         &format!("on {}", plural(survey.nodes.len(), "node", "nodes")),
         nodes(survey, all),
     );
-    section(
-        &plural(survey.objects.len(), "object", "objects"),
-        objects(&survey.objects, all),
-    );
+    let objects: Vec<String> = survey.objects.iter().map(ToString::to_string).collect();
+    section(&plural(objects.len(), "object", "objects"), by_kind(&objects, all));
     let held = survey.held.iter().chain(&survey.kept);
     section("not removed", held.map(ToString::to_string).collect());
     section(
@@ -40,7 +38,7 @@ pub fn survey_text(survey: &RemovalSurvey, all: bool, width: TextWidth) -> Strin
     );
     section(
         "not checked, because you are not allowed to",
-        survey.forbidden.iter().cloned().collect(),
+        by_kind(&survey.forbidden.iter().cloned().collect::<Vec<_>>(), all),
     );
     text
 }
@@ -79,23 +77,20 @@ fn counted(words: &[String]) -> String {
     others.chain(facts).collect::<Vec<_>>().join(", ")
 }
 
-/// Returns the objects; those of one kind are one line.
-fn objects(objects: &[InstalledObject], all: bool) -> Vec<String> {
-    let mut groups: Vec<(String, String)> = Vec::new();
-    for object in objects {
-        let text = object.to_string();
-        let (kind, name) = text.split_once(' ').unwrap_or((text.as_str(), ""));
-        match groups.iter_mut().find(|(known, _)| !all && known.as_str() == kind) {
+/// Returns texts such as `ClusterRole a` or `read ClusterRole a`; unless `all`, those that differ in the name alone are one.
+pub fn by_kind(texts: &[String], all: bool) -> Vec<String> {
+    let mut groups: Vec<(&str, String)> = Vec::new();
+    for text in texts {
+        let (kind, name) = text.rsplit_once(' ').unwrap_or((text.as_str(), ""));
+        match groups.iter_mut().find(|(known, _)| !all && *known == kind) {
             Some((_, names)) => {
                 let _ = write!(names, ", {name}");
             }
-            None => groups.push((kind.to_owned(), name.to_owned())),
+            None => groups.push((kind, name.to_owned())),
         }
     }
-    groups
-        .into_iter()
-        .map(|(kind, names)| format!("{kind} {names}"))
-        .collect()
+    let line = |(kind, names): (&str, String)| format!("{kind} {names}");
+    groups.into_iter().map(line).collect()
 }
 
 #[cfg(test)]
@@ -125,14 +120,23 @@ mod tests {
 
     #[test]
     fn what_was_not_checked_is_named() {
+        let forbidden = [
+            "list nodes",
+            "read ClusterRole a",
+            "read ClusterRole b",
+            "list daemonsets",
+        ];
         let survey = RemovalSurvey {
-            forbidden: ["list nodes".to_owned()].into(),
+            forbidden: forbidden.map(str::to_owned).into(),
             ..RemovalSurvey::default()
         };
         insta::assert_snapshot!(shown(&survey, false, TextWidth::UNLIMITED), @r"
         not checked, because you are not allowed to
-          list nodes
+          list daemonsets, nodes
+          read ClusterRole a, b
         ");
+        let all = shown(&survey, true, TextWidth::UNLIMITED);
+        assert!(all.ends_with("\n  read ClusterRole a\n  read ClusterRole b\n"), "{all}");
     }
 
     #[test]
