@@ -41,10 +41,10 @@ pub fn explanation(
     } else {
         let columns = [
             TableColumn::new("WHAT"),
-            TableColumn::below("FROM"),
+            TableColumn::below_after(1, "FROM"),
             TableColumn::below("FIELD"),
-            TableColumn::below("OVERRIDES"),
-            TableColumn::below("STATE"),
+            TableColumn::below_after(2, "OVERRIDES"),
+            TableColumn::below_after(3, "STATE"),
         ];
         let _ = write!(text, "\n{}", table(width, columns, &rows(explanation, all)));
     }
@@ -283,22 +283,21 @@ mod tests {
         all      0          Enforce   yes
           WHY overridden: label tier by policy v100 (priority 100)
 
-        WHAT                                 OVERRIDES
-        label accelerator=v100               -
-          FROM v100 (100); FIELD spec.labels[accelerator]; STATE conflict: see WHY
-        label gpunode.dev/governed=true      -
-          FROM gpunode: it places the agent of policy v100; STATE to be written
-        label gpunode.dev/policy.v100=true   -
-          FROM gpunode: it places the agent of policy v100; STATE to be written
-        label old=1                          -
-          FROM no policy any more; STATE to be removed
-        label tier=reserved                  "standard" of all (0)
-          FROM v100 (100); FIELD spec.labels[tier]; STATE in place
-        taint dedicated:NoSchedule           -
-          FROM all (0); FIELD spec.taints[dedicated:NoSchedule]; STATE already set by
-            another writer
-        configuration ca3d163bab05           -
-          FROM v100 (100); FIELD spec.devicePlugin; STATE to be written
+        WHAT                                 STATE
+        label accelerator=v100               conflict: see WHY
+          FROM v100 (100); FIELD spec.labels[accelerator]
+        label gpunode.dev/governed=true      to be written
+          FROM gpunode: it places the agent of policy v100
+        label gpunode.dev/policy.v100=true   to be written
+          FROM gpunode: it places the agent of policy v100
+        label old=1                          to be removed
+          FROM no policy any more
+        label tier=reserved                  in place
+          FROM v100 (100); FIELD spec.labels[tier]; OVERRIDES "standard" of all (0)
+        taint dedicated:NoSchedule           already set by another writer
+          FROM all (0); FIELD spec.taints[dedicated:NoSchedule]
+        configuration ca3d163bab05           to be written
+          FROM v100 (100); FIELD spec.devicePlugin
 
         CONFIGURATION 0123456789ab of policy v100
         nvidia.com/gpu: 4 replicas per GPU (TimeSlicing)

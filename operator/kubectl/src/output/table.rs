@@ -5,7 +5,7 @@ use super::{
     width::{TextWidth, wrapped},
     words::plain,
 };
-use std::fmt::Write as _;
+use std::{cmp::Reverse, fmt::Write as _};
 
 /// Spaces between two columns.
 const GAP: usize = 3;
@@ -17,23 +17,26 @@ const CUT: char = '…';
 #[derive(Clone, Copy, Debug)]
 pub struct TableColumn {
     heading: &'static str,
-    goes_below: bool,
+    /// Rank among the columns that go below; none for a column that stays.
+    below: Option<u8>,
 }
 
 impl TableColumn {
     /// Creates a column that stays in the row.
     pub const fn new(heading: &'static str) -> Self {
-        Self {
-            heading,
-            goes_below: false,
-        }
+        Self { heading, below: None }
     }
 
-    /// Creates a column that goes below its row where the table is too wide.
+    /// Creates a column that goes below its row where the table is too wide, the widest such column first.
     pub const fn below(heading: &'static str) -> Self {
+        Self::below_after(0, heading)
+    }
+
+    /// Creates a column that goes below its row after those of a lower rank; [`TableColumn::below`] has rank 0.
+    pub const fn below_after(rank: u8, heading: &'static str) -> Self {
         Self {
             heading,
-            goes_below: true,
+            below: Some(rank),
         }
     }
 }
@@ -43,25 +46,33 @@ impl TableColumn {
 pub struct TableCell {
     text: String,
     style: anstyle::Style,
+    /// True if the cell says something that is worth a place below its row.
+    is_telling: bool,
 }
 
 impl TableCell {
     /// Creates a cell. Escape sequences in its text are removed; an empty text becomes `-`.
     pub fn new(text: impl Into<String>, style: anstyle::Style) -> Self {
         let text = plain(&text.into());
+        let text = if text.is_empty() { "-".to_owned() } else { text };
         Self {
-            text: if text.is_empty() { "-".to_owned() } else { text },
+            is_telling: text != "-",
+            text,
             style,
+        }
+    }
+
+    /// Creates a cell with a count, of which 0 is not worth a place below its row. Other counts have the style.
+    pub fn count(count: i32, style: anstyle::Style) -> Self {
+        let is_telling = count > 0;
+        Self {
+            is_telling,
+            ..Self::new(count.to_string(), if is_telling { style } else { style::PLAIN })
         }
     }
 
     fn length(&self) -> usize {
         self.text.chars().count()
-    }
-
-    /// Returns true if the cell says something that is worth a place below its row.
-    fn is_telling(&self) -> bool {
-        self.text != "-" && self.text != "0"
     }
 }
 
@@ -74,12 +85,12 @@ impl<T: Into<String>> From<T> for TableCell {
 /// The place of a column in a table.
 struct ColumnPlace {
     width: usize,
-    goes_below: bool,
+    below: Option<u8>,
     is_below: bool,
 }
 
 /// Formats rows below a heading, in columns as wide as their widest cell and three spaces apart, like kubectl. Where that is too
-/// wide, columns that may go below their row do, the widest first; then cells are shortened.
+/// wide, columns that may go below their row do, by rank and the widest first; then cells are shortened.
 pub fn table<const COLUMNS: usize>(
     width: TextWidth,
     columns: [TableColumn; COLUMNS],
@@ -98,7 +109,7 @@ pub fn table<const COLUMNS: usize>(
             .iter()
             .zip(&places)
             .zip(&columns)
-            .filter(|((cell, place), _)| index > 0 && place.is_below && cell.is_telling())
+            .filter(|((cell, place), _)| index > 0 && place.is_below && cell.is_telling)
             .map(|((cell, _), column)| format!("{} {}", column.heading, cell.text))
             .collect();
         if !below.is_empty() {
@@ -112,7 +123,7 @@ pub fn table<const COLUMNS: usize>(
 fn fitted(width: TextWidth, columns: &[TableColumn], widths: &[usize]) -> Vec<ColumnPlace> {
     let place = |(column, width): (&TableColumn, &usize)| ColumnPlace {
         width: *width,
-        goes_below: column.goes_below,
+        below: column.below,
         is_below: false,
     };
     let mut places: Vec<ColumnPlace> = columns.iter().zip(widths).map(place).collect();
@@ -120,9 +131,11 @@ fn fitted(width: TextWidth, columns: &[TableColumn], widths: &[usize]) -> Vec<Co
         return places;
     };
     while row_width(&places) > limit {
-        let movable = places.iter_mut().filter(|place| place.goes_below && !place.is_below);
-        match movable.max_by_key(|place| place.width) {
-            Some(widest) => widest.is_below = true,
+        let movable = places
+            .iter_mut()
+            .filter(|place| place.below.is_some() && !place.is_below);
+        match movable.max_by_key(|place| (Reverse(place.below), place.width)) {
+            Some(next) => next.is_below = true,
             None => break,
         }
     }
@@ -239,7 +252,7 @@ mod tests {
             [
                 "gpu-b".into(),
                 "".into(),
-                "0".into(),
+                TableCell::count(0, style::BAD),
                 TableCell::new("False", style::BAD),
             ],
         ]
@@ -274,6 +287,18 @@ mod tests {
              gpu-b   -                          False\n",
             "the widest goes first, and nothing needs no line"
         );
+        let mut rows = nodes();
+        rows[1][2] = "0".into();
+        let mut columns = COLUMNS;
+        columns[2] = TableColumn::below_after(1, "RESOURCES");
+        assert_eq!(
+            stripped(&table(TextWidth::of(50), columns, &rows)),
+            "NODE    RESOURCES                     READY\n\
+             gpu-a   nvidia.com/gpu 8/8 (3 held)   True\n  HARDWARE 8 x Tesla-V100-SXM2-32GB\n\
+             gpu-b   0                             False\n",
+            "a lower rank goes before a wider column"
+        );
+        assert!(stripped(&table(TextWidth::of(50), COLUMNS, &rows)).ends_with("False\n  RESOURCES 0\n"));
         let names = [["node-".repeat(12).into(), "".into(), "".into(), "True".into()]];
         assert_eq!(
             stripped(&table(TextWidth::of(40), COLUMNS, &names)),

@@ -57,7 +57,7 @@ pub fn fleet(fleet: &FleetSummary, width: TextWidth) -> String {
             TableColumn::below("FAILED"),
             TableColumn::below("CONFLICTED"),
             TableColumn::new("READY"),
-            TableColumn::below("REASON"),
+            TableColumn::below_after(1, "REASON"),
         ];
         text.push_str(&table(width, columns, &rows));
         for (name, nearest) in fleet
@@ -98,12 +98,12 @@ fn node_table(fleet: &FleetSummary, width: TextWidth) -> String {
     let columns = [
         TableColumn::new("NODE"),
         TableColumn::below("HARDWARE"),
-        TableColumn::below("POLICY"),
+        TableColumn::below_after(1, "POLICY"),
         TableColumn::below("RESOURCES"),
         TableColumn::new("CONFIG"),
         TableColumn::new("READY"),
-        TableColumn::below("REASON"),
-        TableColumn::below("FAULT"),
+        TableColumn::below_after(2, "REASON"),
+        TableColumn::below_after(3, "FAULT"),
     ];
     table(width, columns, &rows)
 }
@@ -152,16 +152,15 @@ fn node_row(node: &NodeSummary) -> [TableCell; 8] {
 }
 
 fn policy_row(policy: &PolicySummary) -> [TableCell; 10] {
-    let count = |count: i32, paint| TableCell::new(count.to_string(), if count > 0 { paint } else { style::PLAIN });
     [
         policy.name.as_str().into(),
         policy.mode.as_str().into(),
         policy.priority.to_string().into(),
         policy.matched.to_string().into(),
         policy.ready_nodes.to_string().into(),
-        count(policy.updating, style::WAITING),
-        count(policy.failed, style::BAD),
-        count(policy.conflicted, style::BAD),
+        TableCell::count(policy.updating, style::WAITING),
+        TableCell::count(policy.failed, style::BAD),
+        TableCell::count(policy.conflicted, style::BAD),
         ready(&policy.ready),
         policy.reason.as_deref().unwrap_or_default().into(),
     ]

@@ -72,24 +72,24 @@ fn a_fleet_fits_a_terminal_of_80_columns() {
       operator should remove it, check that it is running:
       `kubectl -n gpunode-system get pods`
 
-    NODE   POLICY   RESOURCES            CONFIG     READY     FAULT
-    a      v100     nvidia.com/gpu 7/8   in force   True      -
-      HARDWARE 8 x Tesla-V100-SXM2-32GB; REASON ConfigurationInForce
-    b      v100     -                    rejected   False     -
-      HARDWARE 8 x Tesla-V100-SXM2-32GB; REASON ConfigurationRejected
-    c      v100     nvidia.com/gpu 0/8   pending    Unknown   -
-      HARDWARE 8 x Tesla-V100-SXM2-32GB; REASON NodeNotReady
-    d      -        -                    unknown    Unknown   -
-      REASON StatusUnreadable
-    f      -        -                    none       Unknown   -
-      HARDWARE 4 x Tesla-T4; REASON AgentNotReporting
-    g      gone     nvidia.com/gpu 0/8   in force   True      -
-      HARDWARE 8 x Tesla-V100-SXM2-32GB; REASON ConfigurationInForce
+    NODE   POLICY   CONFIG     READY     REASON                  FAULT
+    a      v100     in force   True      ConfigurationInForce    -
+      HARDWARE 8 x Tesla-V100-SXM2-32GB; RESOURCES nvidia.com/gpu 7/8
+    b      v100     rejected   False     ConfigurationRejected   -
+      HARDWARE 8 x Tesla-V100-SXM2-32GB
+    c      v100     pending    Unknown   NodeNotReady            -
+      HARDWARE 8 x Tesla-V100-SXM2-32GB; RESOURCES nvidia.com/gpu 0/8
+    d      -        unknown    Unknown   StatusUnreadable        -
+    f      -        none       Unknown   AgentNotReporting       -
+      HARDWARE 4 x Tesla-T4
+    g      gone     in force   True      ConfigurationInForce    -
+      HARDWARE 8 x Tesla-V100-SXM2-32GB; RESOURCES nvidia.com/gpu 0/8
 
-    POLICY   MODE      PRIORITY   MATCHED   NODES READY   FAILED   READY
-    new      Preview   0          0         0             0        Unknown
-    v100     Enforce   100        3         1             1        False
-      UPDATING 1; REASON NodesUpdating
+    POLICY   MODE      MATCHED   NODES READY   FAILED   READY     REASON
+    new      Preview   0         0             0        Unknown   -
+      PRIORITY 0
+    v100     Enforce   3         1             1        False     NodesUpdating
+      PRIORITY 100; UPDATING 1
     policy new matches no node; nearest node: a (and 5 others as near):
       spec.nodeSelector.matchLabels[pool]: wants "x", node has no such label
     "#);
@@ -185,12 +185,12 @@ fn a_node_by_name_fits_a_terminal_of_80_columns() {
       counts as removed after 15 minutes. Check `nvidia-smi` and the kernel log on
       the node
 
-    NODE   HARDWARE              POLICY   CONFIG     READY   REASON
-    n      10 x A100-SXM4-80GB   p        in force   False   MpsDaemonNotAnswering
-      RESOURCES aliyun.com/gpu-mem 111/250 (31 held, 89 withheld),
-        nvidia.com/gpu.mps 0/10, nvidia.com/mig-1g.10gb 2/2 (1 held), nvidia.com/gpu
-        1/2 (1 held), nvidia.com/gpu.shared 4/4 (3 held); FAULT missing (GPU 10), no
-        MPS daemon (GPU 1)
+    NODE   CONFIG     READY   FAULT
+    n      in force   False   missing (GPU 10), no MPS daemon (GPU 1)
+      HARDWARE 10 x A100-SXM4-80GB; POLICY p; RESOURCES aliyun.com/gpu-mem 111/250
+        (31 held, 89 withheld), nvidia.com/gpu.mps 0/10, nvidia.com/mig-1g.10gb 2/2
+        (1 held), nvidia.com/gpu 1/2 (1 held), nvidia.com/gpu.shared 4/4 (3 held);
+        REASON MpsDaemonNotAnswering
 
     IN USE   MEMORY              GPU CORES
     n        40.5/499 GiB (8%)   0/2 (0%)
