@@ -56,12 +56,14 @@ fn missing(state: &NodeSummary) -> Option<String> {
         .iter()
         .any(|device| device.gpu.is_some() && device.state != DeviceAvailability::Missing);
     let what = if there {
-        named(gone.iter().map(|device| device.name()), MAX_MISSING)
+        let have = if gone.len() == 1 { "has" } else { "have" };
+        let names = named(gone.iter().map(|device| device.name()), MAX_MISSING);
+        format!("{names} {have} not been seen")
     } else {
-        "every GPU".to_owned()
+        "no GPU has been seen".to_owned()
     };
     Some(format!(
-        "{what} not seen by the agent or the driver since {since}; counts as removed after 15 minutes. Check \
+        "{what} by the agent or the driver since {since}; a missing GPU counts as removed after 15 minutes. Check \
          `nvidia-smi` and the kernel log on the node"
     ))
 }

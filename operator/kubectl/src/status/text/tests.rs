@@ -100,7 +100,7 @@ fn a_fleet_names_the_changes_that_wait_and_the_pods_that_they_wait_for() {
     insta::assert_snapshot!(shown(&shared(), TextWidth::UNLIMITED), @r"
     PROBLEMS
     node n: MpsDaemonNotAnswering: the MPS control daemon of GPU 1 does not answer
-    node n: GPU 10 not seen by the agent or the driver since 2026-01-02T03:04:05Z; counts as removed after 15 minutes. Check `nvidia-smi` and the kernel log on the node
+    node n: GPU 10 has not been seen by the agent or the driver since 2026-01-02T03:04:05Z; a missing GPU counts as removed after 15 minutes. Check `nvidia-smi` and the kernel log on the node
 
     NODE   HARDWARE              POLICY   RESOURCES                                                                                                                                                                          CONFIG     READY   REASON                  FAULT
     n      10 x A100-SXM4-80GB   p        aliyun.com/gpu-mem 111/250 (31 held, 89 withheld), nvidia.com/gpu.mps 0/10, nvidia.com/mig-1g.10gb 2/2 (1 held), nvidia.com/gpu 1/2 (1 held), nvidia.com/gpu.shared 4/4 (3 held)   in force   False   MpsDaemonNotAnswering   missing (GPU 10), no MPS daemon (GPU 1)
@@ -118,8 +118,8 @@ fn a_fleet_names_the_changes_that_wait_and_the_pods_that_they_wait_for() {
     insta::assert_snapshot!(shown(&shared(), TextWidth::of(120)), @r"
     PROBLEMS
     node n: MpsDaemonNotAnswering: the MPS control daemon of GPU 1 does not answer
-    node n: GPU 10 not seen by the agent or the driver since 2026-01-02T03:04:05Z; counts as removed after 15 minutes. Check
-      `nvidia-smi` and the kernel log on the node
+    node n: GPU 10 has not been seen by the agent or the driver since 2026-01-02T03:04:05Z; a missing GPU counts as removed
+      after 15 minutes. Check `nvidia-smi` and the kernel log on the node
 
     NODE   HARDWARE              POLICY   CONFIG     READY   REASON                  FAULT
     n      10 x A100-SXM4-80GB   p        in force   False   MpsDaemonNotAnswering   missing (GPU 10), no MPS daemon (GPU 1)
@@ -146,7 +146,7 @@ fn a_node_by_name_says_who_holds_which_device() {
     insta::assert_snapshot!(stripped(&text), @r"
     PROBLEMS
     node n: MpsDaemonNotAnswering: the MPS control daemon of GPU 1 does not answer
-    node n: GPU 10 not seen by the agent or the driver since 2026-01-02T03:04:05Z; counts as removed after 15 minutes. Check `nvidia-smi` and the kernel log on the node
+    node n: GPU 10 has not been seen by the agent or the driver since 2026-01-02T03:04:05Z; a missing GPU counts as removed after 15 minutes. Check `nvidia-smi` and the kernel log on the node
 
     NODE   HARDWARE              POLICY   RESOURCES                                                                                                                                                                          CONFIG     READY   REASON                  FAULT
     n      10 x A100-SXM4-80GB   p        aliyun.com/gpu-mem 111/250 (31 held, 89 withheld), nvidia.com/gpu.mps 0/10, nvidia.com/mig-1g.10gb 2/2 (1 held), nvidia.com/gpu 1/2 (1 held), nvidia.com/gpu.shared 4/4 (3 held)   in force   False   MpsDaemonNotAnswering   missing (GPU 10), no MPS daemon (GPU 1)
@@ -181,9 +181,9 @@ fn a_node_by_name_fits_a_terminal_of_80_columns() {
     insta::assert_snapshot!(stripped(&nodes(&shown_node(), TextWidth::of(80))), @r"
     PROBLEMS
     node n: MpsDaemonNotAnswering: the MPS control daemon of GPU 1 does not answer
-    node n: GPU 10 not seen by the agent or the driver since 2026-01-02T03:04:05Z;
-      counts as removed after 15 minutes. Check `nvidia-smi` and the kernel log on
-      the node
+    node n: GPU 10 has not been seen by the agent or the driver since
+      2026-01-02T03:04:05Z; a missing GPU counts as removed after 15 minutes. Check
+      `nvidia-smi` and the kernel log on the node
 
     NODE   CONFIG     READY   FAULT
     n      in force   False   missing (GPU 10), no MPS daemon (GPU 1)
