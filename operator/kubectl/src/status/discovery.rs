@@ -1,5 +1,6 @@
 //! Progress of an upgrade of discovery. Pure.
 
+use crate::output::plural;
 use gpunode_plan::{DISCOVERY_NAME, outdated_agents};
 use k8s_openapi::api::apps::v1::DaemonSet;
 use kube::ResourceExt;
@@ -40,9 +41,12 @@ impl DiscoveryProgress {
             outdated,
             unavailable,
         } = self;
+        let unavailable = usize::try_from(unavailable).ok().filter(|count| *count > 0);
+        let unavailable = unavailable.map(|count| format!(", {} not available", plural(count, "pod is", "pods are")));
         format!(
-            "discovery is being upgraded: {outdated} of {nodes} nodes have the pod of an earlier version, {unavailable} pods are not \
-             available; see `kubectl get pods -A -l {SELECTOR} -o wide`"
+            "discovery is being upgraded: {outdated} of {nodes} nodes still to do{}; see \
+             `kubectl get pods -A -l app.kubernetes.io/component=discovery`",
+            unavailable.unwrap_or_default()
         )
     }
 }
@@ -68,11 +72,19 @@ mod tests {
         let progress = DiscoveryProgress::of(&[discovery(7)]).expect("progress");
         assert!(
             progress.text().starts_with(
-                "discovery is being upgraded: 3 of 10 nodes have the pod of an earlier version, 2 pods are not available"
+                "discovery is being upgraded: 3 of 10 nodes still to do, 2 pods are not available; see `kubectl"
             ),
             "{}",
             progress.text()
         );
+        for (unavailable, expected) in [(1, "still to do, 1 pod is not available; see"), (0, "still to do; see")] {
+            let text = DiscoveryProgress {
+                unavailable,
+                ..progress
+            }
+            .text();
+            assert!(text.contains(expected), "{text}");
+        }
         assert_eq!(DiscoveryProgress::of(&[discovery(10)]), None);
         assert_eq!(DiscoveryProgress::of(&[]), None);
     }
