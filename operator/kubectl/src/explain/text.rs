@@ -94,7 +94,7 @@ fn verdict(policy: &PolicyMatch) -> [TableCell; 5] {
 
 /// Time left to a policy whose node selector no longer matches.
 fn leaving_message(seconds: i64) -> String {
-    format!("what it has here stays for {seconds} s more, in case the label comes back")
+    format!("keeps what it has here for {seconds} s more, in case the label comes back")
 }
 
 /// Returns a row for each entry. Unless `all`, labels with facts about GPUs are one row for each state.
