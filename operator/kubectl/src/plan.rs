@@ -88,7 +88,7 @@ pub async fn run(args: &PlanArgs) -> anyhow::Result<ExitCode> {
         cluster.read_pods(&args.source.cluster, &tainted).await;
         plan = ClusterPlan::of(&cluster, &applied, &deleted, Timestamp::now())?;
     }
-    output::print(args.output, &plan, |_| text::plan(&plan))?;
+    output::print(args.output, &plan, |width| text::plan(&plan, width))?;
     Ok(if plan.is_disruptive() {
         ExitCode::from(DISRUPTIVE)
     } else {

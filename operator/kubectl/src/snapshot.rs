@@ -12,7 +12,7 @@ pub use pods::{KnownPods, RunningPod};
 
 use crate::{
     cli::{ClusterArgs, SourceArgs},
-    cluster::{self, ListedObjects, UnreadableObject},
+    cluster::{self, ForbiddenRequest, ListedObjects, UnreadableObject},
     output::{plural, warn},
 };
 use anyhow::Context;
@@ -37,6 +37,12 @@ pub const DECISIVE_KINDS: [&str; 3] = ["GpuNodePolicy", "GpuNode", "Node"];
 
 /// Age from which a file may say little about the cluster.
 const OLD: SignedDuration = SignedDuration::from_hours(24);
+
+/// Added to the reason for which the operator's setting for GPU fact labels is unknown.
+const DEFAULT_GPU_LABELS: &str = "; assuming that the operator writes GPU fact labels, which is its default";
+
+/// Added to the reason for which pods are unknown.
+const WITHOUT_PODS: &str = "; a plan cannot name the pods that a taint evicts";
 
 /// Nodes whose pods are listed at the same time.
 const LISTS_AT_ONCE: usize = 8;
@@ -83,7 +89,10 @@ impl ClusterSnapshot {
         let operators =
             cluster::list_some::<Deployment>(&client, ListParams::default().labels(operator::OPERATOR)).await;
         // A plan is possible without permission to read it.
-        let operator = operators.map_err(|error| UnknownGpuLabels::Unlisted(format!("{error:#}")));
+        let operator = operators.map_err(|error| match error.downcast::<ForbiddenRequest>() {
+            Ok(forbidden) => UnknownGpuLabels::Forbidden(forbidden.message),
+            Err(error) => UnknownGpuLabels::Unlisted(format!("{error:#}")),
+        });
         let operator = operator.and_then(|found| first(found.objects, UnknownGpuLabels::NotInCluster));
         Ok(Self::of(policies, gpu_nodes, nodes, operator))
     }
@@ -100,11 +109,7 @@ impl ClusterSnapshot {
     pub async fn read_pods(&mut self, args: &ClusterArgs, nodes: &[String]) {
         match list_pods(args, nodes).await {
             Ok(pods) => self.pods = pods,
-            Err(error) => self.unreadable.push(UnreadableObject {
-                kind: "Pods".to_owned(),
-                name: format!("on {}", plural(nodes.len(), "node", "nodes")),
-                message: format!("{error:#}; a plan cannot name the pods that a taint evicts"),
-            }),
+            Err(error) => self.unreadable.push(unknown_pods(error, nodes.len())),
         }
     }
 
@@ -129,10 +134,15 @@ impl ClusterSnapshot {
         operator: Result<Deployment, UnknownGpuLabels>,
     ) -> Self {
         let operator = operator.and_then(|found| gpu_labels(&found).map(|_| found));
-        let unknown = operator.as_ref().err().map(|why| UnreadableObject {
-            kind: "Deployment".to_owned(),
-            name: "gpunode-operator".to_owned(),
-            message: format!("{why}; assuming that the operator writes GPU fact labels, which is its default"),
+        let unknown = operator.as_ref().err().map(|why| match why {
+            UnknownGpuLabels::Forbidden(reason) => {
+                UnreadableObject::forbidden("Deployment", reason, DEFAULT_GPU_LABELS)
+            }
+            why => UnreadableObject {
+                kind: "Deployment".to_owned(),
+                name: "gpunode-operator".to_owned(),
+                message: format!("{why}{DEFAULT_GPU_LABELS}"),
+            },
         });
         let unreadable = [policies.unreadable, gpu_nodes.unreadable, nodes.unreadable]
             .into_iter()
@@ -231,6 +241,18 @@ async fn list_pods(args: &ClusterArgs, nodes: &[String]) -> anyhow::Result<Known
     Ok(known)
 }
 
+/// Says why the pods of some nodes are unknown.
+fn unknown_pods(error: anyhow::Error, nodes: usize) -> UnreadableObject {
+    match error.downcast::<ForbiddenRequest>() {
+        Ok(forbidden) => UnreadableObject::forbidden("Pod", &forbidden.message, WITHOUT_PODS),
+        Err(error) => UnreadableObject {
+            kind: "Pods".to_owned(),
+            name: format!("on {}", plural(nodes, "node", "nodes")),
+            message: format!("{error:#}{WITHOUT_PODS}"),
+        },
+    }
+}
+
 fn first(deployments: Vec<Deployment>, otherwise: UnknownGpuLabels) -> Result<Deployment, UnknownGpuLabels> {
     deployments.into_iter().next().ok_or(otherwise)
 }
@@ -287,6 +309,39 @@ mod tests {
         let known = snapshot("gpunode-operator");
         assert!(!known.gpu_labels() && !known.policy_set([]).gpu_labels() && known.unreadable.is_empty());
         assert!(snapshot("another").gpu_labels());
+    }
+
+    #[test]
+    fn forbidden_pods_and_deployments_are_kinds_that_name_the_role() {
+        let forbidden = ForbiddenRequest {
+            what: "list pods".to_owned(),
+            message: "pods is forbidden".to_owned(),
+        };
+        let pods = unknown_pods(forbidden.into(), 3);
+        assert_eq!(
+            pods.to_string(),
+            "you may not list Pods: pods is forbidden; ask for the ClusterRole gpunode-viewer; a plan cannot name the pods that \
+             a taint evicts"
+        );
+        assert!(pods.is_every());
+        let failed = unknown_pods(anyhow::anyhow!("list pods: no answer"), 3).to_string();
+        assert!(
+            failed.starts_with("Pods on 3 nodes: list pods: no answer; a plan"),
+            "{failed}"
+        );
+
+        let snapshot = ClusterSnapshot::of(
+            ListedObjects::default(),
+            ListedObjects::default(),
+            ListedObjects::default(),
+            Err(UnknownGpuLabels::Forbidden("deployments.apps is forbidden".to_owned())),
+        );
+        assert!(snapshot.gpu_labels());
+        assert_eq!(
+            snapshot.unreadable[0].to_string(),
+            "you may not list Deployments: deployments.apps is forbidden; ask for the ClusterRole gpunode-viewer; assuming that \
+             the operator writes GPU fact labels, which is its default"
+        );
     }
 
     #[test]

@@ -4,7 +4,7 @@ use super::{
     connection::TIMEOUT,
     request_error::{ForbiddenRequest, explain},
 };
-use crate::output::{plain, style};
+use crate::output::{TextWidth, plain, style, wrapped};
 use anyhow::anyhow;
 use kube::{
     Api, Client, Resource, ResourceExt,
@@ -46,6 +46,15 @@ pub struct UnreadableObject {
 }
 
 impl UnreadableObject {
+    /// Stands for a kind that the caller may not list; `message` is the reason. `without` says what the output lacks or assumes.
+    pub fn forbidden(kind: &str, message: &str, without: &str) -> Self {
+        Self {
+            kind: kind.to_owned(),
+            name: EVERY.to_owned(),
+            message: format!("{message}; ask for the ClusterRole {VIEWER}{without}"),
+        }
+    }
+
     /// Returns true if it stands for a kind that the caller may not list.
     pub fn is_every(&self) -> bool {
         self.name == EVERY
@@ -56,7 +65,9 @@ impl fmt::Display for UnreadableObject {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { kind, name, message } = self;
         if self.is_every() {
-            write!(f, "you may not list {kind} objects: {message}")
+            let stem = kind.strip_suffix('y');
+            let kinds = stem.map_or_else(|| format!("{kind}s"), |stem| format!("{stem}ies"));
+            write!(f, "you may not list {kinds}: {message}")
         } else {
             write!(f, "{kind} {name}: {message}")
         }
@@ -97,11 +108,7 @@ where
     let ForbiddenRequest { message, .. } = error.downcast()?;
     Ok(ListedObjects {
         objects: Vec::new(),
-        unreadable: vec![UnreadableObject {
-            kind: K::kind(&()).into_owned(),
-            name: EVERY.to_owned(),
-            message: format!("{message}; ask for the ClusterRole {VIEWER}"),
-        }],
+        unreadable: vec![UnreadableObject::forbidden(&K::kind(&()), &message, "")],
     })
 }
 
@@ -182,10 +189,13 @@ pub fn require(unreadable: &[UnreadableObject], kinds: &[&str], what: &str) -> a
     Ok(())
 }
 
-/// Returns a line for each unreadable object.
-pub fn unreadable_lines(objects: &[UnreadableObject]) -> String {
+/// Returns a sentence for each unreadable object.
+pub fn unreadable_lines(objects: &[UnreadableObject], width: TextWidth) -> String {
     let bad = style::BAD;
-    let line = |object: &UnreadableObject| format!("{bad}! {}{bad:#}\n", plain(&object.to_string()));
+    let line = |object: &UnreadableObject| {
+        let text = format!("! {}", plain(&object.to_string()));
+        format!("{bad}{}{bad:#}\n", wrapped(&text, width, 2))
+    };
     objects.iter().map(line).collect::<Vec<_>>().concat()
 }
 
@@ -243,7 +253,7 @@ mod tests {
         };
         let forbidden = list(403).expect("an empty list");
         assert!(forbidden.objects.is_empty() && forbidden.is_forbidden());
-        let text = "you may not list GpuNode objects: gpunodes is forbidden: User \"a\" cannot list it; ask for the ClusterRole gpunode-viewer";
+        let text = "you may not list GpuNodes: gpunodes is forbidden: User \"a\" cannot list it; ask for the ClusterRole gpunode-viewer";
         assert_eq!(forbidden.unreadable[0].to_string(), text);
         for code in [401, 404, 500] {
             assert!(list(code).is_err(), "{code}");

@@ -60,7 +60,7 @@ pub fn explanation(
             let _ = writeln!(text, "{}", wrapped(&plain(&line), width, 2));
         }
     }
-    text.push_str(&unreadable_lines(unreadable));
+    text.push_str(&unreadable_lines(unreadable, width));
     text
 }
 

@@ -8,14 +8,18 @@ use super::{
 use crate::{
     cluster::unreadable_lines,
     configuration::short_hash,
-    output::{nearest_node_text, plain, plural, style},
+    output::{TextWidth, nearest_node_text, plain, plural, style, wrapped},
 };
 use gpunode_crds::{GOVERNED_LABEL, MPS_LABEL, POLICY_LABEL_PREFIX};
 use std::fmt::Write as _;
 
 /// Returns a diff per node, then the policies and a summary.
-pub fn plan(plan: &ClusterPlan) -> String {
+pub fn plan(plan: &ClusterPlan, width: TextWidth) -> String {
     let mut text = String::new();
+    let line = |paint: anstyle::Style, words: &str| {
+        let words = wrapped(&plain(words), width, 6);
+        format!("{paint}{words}{paint:#}\n")
+    };
     for node in &plan.nodes {
         let heading = style::HEADING;
         let _ = writeln!(text, "{heading}node {}{heading:#}", node.name);
@@ -29,7 +33,7 @@ pub fn plan(plan: &ClusterPlan) -> String {
                 ChangeAction::Remove => ('-', style::BAD),
                 ChangeAction::Change | ChangeAction::None => ('~', style::WAITING),
             };
-            let _ = writeln!(text, "  {paint}{sign} {}{paint:#}", plain(&describe(change)));
+            text.push_str(&line(paint, &format!("  {sign} {}", describe(change))));
         }
         for offer in &node.offers {
             let paint = if offer.would_not_fit > 0 {
@@ -37,24 +41,26 @@ pub fn plan(plan: &ClusterPlan) -> String {
             } else {
                 style::PLAIN
             };
-            let line = format!("{} would have {} ({})", offer.resource, offer.words, offer.comparison());
-            let _ = writeln!(text, "    {paint}{}{paint:#}", plain(&line));
+            let words = format!(
+                "    {} would have {} ({})",
+                offer.resource,
+                offer.words,
+                offer.comparison()
+            );
+            text.push_str(&line(paint, &words));
         }
         for note in &node.notes {
-            let paint = style::WAITING;
-            let _ = writeln!(text, "  {paint}! {}{paint:#}", plain(note));
+            text.push_str(&line(style::WAITING, &format!("  ! {note}")));
         }
         for obstacle in &node.obstacles {
-            let paint = style::BAD;
-            let _ = writeln!(text, "  {paint}! {}{paint:#}", plain(obstacle));
+            text.push_str(&line(style::BAD, &format!("  ! {obstacle}")));
         }
         for disruption in &node.disruptions {
-            let paint = style::BAD;
-            let _ = writeln!(text, "  {paint}! disruptive: {}{paint:#}", plain(disruption));
+            text.push_str(&line(style::BAD, &format!("  ! disruptive: {disruption}")));
         }
         text.push('\n');
     }
-    text.push_str(&unreadable_lines(&plan.unreadable));
+    text.push_str(&unreadable_lines(&plan.unreadable, width));
     for policy in &plan.policies {
         let action = match policy.action {
             ChangeAction::Add => "new",
@@ -75,29 +81,25 @@ pub fn plan(plan: &ClusterPlan) -> String {
         let nodes = plural(policy.matched, "node", "nodes");
         let _ = writeln!(text, "policy {}: {action}{preview}; {matches} {nodes}", policy.name);
         if let Some(nearest) = &policy.nearest {
-            let _ = writeln!(text, "  {}", plain(&nearest_node_text(nearest)));
+            text.push_str(&line(style::PLAIN, &format!("  {}", nearest_node_text(nearest))));
         }
     }
     let changing = plan.nodes.iter().filter(|node| !node.changes.is_empty()).count();
     let blocked = plan.nodes.iter().filter(|node| !node.obstacles.is_empty()).count();
-    let _ = write!(
-        text,
+    let mut summary = format!(
         "{} would change, {} would not",
         plural(changing, "node", "nodes"),
         plan.unchanged + plan.nodes.len() - changing
     );
     if blocked > 0 {
-        let _ = write!(text, "; obstacles on {}", plural(blocked, "node", "nodes"));
+        let _ = write!(summary, "; obstacles on {}", plural(blocked, "node", "nodes"));
     }
     let disruptive = plan.nodes.iter().filter(|node| !node.disruptions.is_empty()).count();
     if disruptive > 0 {
-        let _ = write!(
-            text,
-            "; running pods disrupted on {}",
-            plural(disruptive, "node", "nodes")
-        );
+        let nodes = plural(disruptive, "node", "nodes");
+        let _ = write!(summary, "; running pods disrupted on {nodes}");
     }
-    text.push('\n');
+    text.push_str(&line(style::PLAIN, &summary));
     text
 }
 
@@ -156,11 +158,24 @@ fn pair(name: &str, change: &PlannedChange, between: &str, show: impl Fn(&str) -
 
 #[cfg(test)]
 mod tests {
-    use crate::plan::difference::tests::sample;
+    use crate::{output::TextWidth, plan::difference::tests::sample};
+
+    fn shown(width: TextWidth) -> String {
+        anstream::adapter::strip_str(&super::plan(&sample(), width)).to_string()
+    }
+
+    #[test]
+    fn no_line_is_wider_than_the_terminal() {
+        let text = shown(TextWidth::of(60));
+        let widest = text.lines().map(|line| line.chars().count()).max();
+        assert!(widest <= Some(60), "{text}");
+        let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+        assert_eq!(words(&text), words(&shown(TextWidth::UNLIMITED)));
+    }
 
     #[test]
     fn a_plan_is_a_diff_per_node() {
-        insta::assert_snapshot!(anstream::adapter::strip_str(&super::plan(&sample())), @r#"
+        insta::assert_snapshot!(shown(TextWidth::UNLIMITED), @r#"
         node n1
           + label accelerator=v100
           - label old=1

@@ -31,6 +31,8 @@ pub enum UnknownGpuLabels {
     #[error("the file does not contain it")]
     NotInFile,
     #[error("{0}")]
+    Forbidden(String),
+    #[error("{0}")]
     Unlisted(String),
     #[error("its envFrom may set {VARIABLE}")]
     EnvFrom,

@@ -246,9 +246,9 @@ mod tests {
         assert_eq!(
             hidden,
             [
-                "you may not list Node objects: forbidden; ask for the ClusterRole gpunode-viewer; READY and RESOURCES are what the agents \
+                "you may not list Nodes: forbidden; ask for the ClusterRole gpunode-viewer; READY and RESOURCES are what the agents \
                  reported last, and rollouts are left out",
-                "you may not list GpuNodePolicy objects: forbidden; ask for the ClusterRole gpunode-viewer",
+                "you may not list GpuNodePolicies: forbidden; ask for the ClusterRole gpunode-viewer",
             ]
         );
         let of_node = |name: &str| fleet_without_nodes().only(&[name.to_owned()], &forbidden("Node"));
@@ -281,10 +281,10 @@ mod tests {
         assert_eq!(fleet.policies[0].rollout, None);
         let text = crate::status::text::fleet(&fleet, crate::output::TextWidth::UNLIMITED);
         assert!(!text.contains("no GpuNode exists"), "{text}");
-        assert!(text.contains("you may not list GpuNode objects: forbidden"), "{text}");
+        assert!(text.contains("you may not list GpuNodes: forbidden"), "{text}");
         let error = fleet.only(&["n".to_owned()], &nodes).expect_err("hidden").to_string();
         assert!(
-            error.starts_with("show node n: you may not list GpuNode objects: forbidden"),
+            error.starts_with("show node n: you may not list GpuNodes: forbidden"),
             "{error}"
         );
         assert!(

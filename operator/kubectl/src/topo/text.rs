@@ -5,7 +5,7 @@ use super::{
     request::{DeviceChoice, RequestAnswer},
     topology::NodeTopology,
 };
-use crate::output::{TableCell, TableColumn, TextWidth, grid, plain, style, table};
+use crate::output::{TableCell, TableColumn, TextWidth, grid, plain, style, table, wrapped};
 use gpunode_crds::{LinkLevel, named};
 use std::{collections::BTreeSet, fmt::Write as _};
 
@@ -28,7 +28,7 @@ pub fn topology(topology: &NodeTopology, width: TextWidth) -> String {
     let mut text = if topology.gpus.is_empty() {
         format!("node {} has no GPU\n", plain(&topology.node))
     } else {
-        matrix(&topology.gpus, width) + &legend(&topology.gpus)
+        matrix(&topology.gpus, width) + &legend(&topology.gpus, width)
     };
     let bad = style::BAD;
     if !topology.missing.is_empty() {
@@ -80,15 +80,16 @@ fn holders(gpu: &LinkedGpu) -> String {
 }
 
 /// Explains the symbols that occur.
-fn legend(gpus: &[LinkedGpu]) -> String {
+fn legend(gpus: &[LinkedGpu], width: TextWidth) -> String {
     let links = || gpus.iter().flat_map(|gpu| &gpu.links);
     let mut text = String::from("\n");
+    let line = |text: &str| wrapped(text, width, 7) + "\n";
     if links().any(|link| link.nvlinks > 0) {
-        text.push_str("NV#  = # NVLinks, directly or through NVSwitches\n");
+        text.push_str(&line("NV#  = # NVLinks, directly or through NVSwitches"));
     }
     for (of, words) in LEGEND {
         if links().any(|link| link.level == of && link.nvlinks == 0) {
-            let _ = writeln!(text, "{:4} = {words}", level(of));
+            text.push_str(&line(&format!("{:4} = {words}", level(of))));
         }
     }
     if text.len() > 1 { text } else { String::new() }
@@ -139,7 +140,7 @@ fn request(answer: &RequestAnswer, width: TextWidth) -> String {
         }
         None => format!("nothing would be chosen: {}", answer.why),
     };
-    let _ = writeln!(text, "{said}");
+    let _ = writeln!(text, "{}", wrapped(&said, width, 2));
     text
 }
 

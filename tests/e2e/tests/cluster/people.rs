@@ -73,7 +73,7 @@ fn who_may_view_the_cluster_sees_gpus_and_is_told_what_is_missing() -> Result<()
     let text = String::from_utf8_lossy(&status.stdout).into_owned();
     ensure!(status.status.success(), "{status:?}");
     assert!(text.contains("nvidia.com/gpu 4/4"), "{text}");
-    assert!(text.contains("you may not list Node objects: "), "{text}");
+    assert!(text.contains("you may not list Nodes: "), "{text}");
     assert!(text.contains("ask for the ClusterRole gpunode-viewer"), "{text}");
     assert!(!text.contains("does not exist"), "{text}");
     ensure!(person.gpunode(&["topo", T4])?.status.success());
@@ -81,10 +81,7 @@ fn who_may_view_the_cluster_sees_gpus_and_is_told_what_is_missing() -> Result<()
         let refused = person.gpunode(arguments)?;
         let error = String::from_utf8_lossy(&refused.stderr);
         ensure!(refused.status.code() == Some(1), "{arguments:?}: {refused:?}");
-        assert!(
-            error.contains("you may not list Node objects: "),
-            "{arguments:?}: {error}"
-        );
+        assert!(error.contains("you may not list Nodes: "), "{arguments:?}: {error}");
     }
     Ok(())
 }

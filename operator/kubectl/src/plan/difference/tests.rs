@@ -163,7 +163,8 @@ fn what_a_deleted_policy_gave_goes_and_what_runs_on_it_notices() {
     else {
         panic!("{plan:?}")
     };
-    let text = anstream::adapter::strip_str(&crate::plan::text::plan(&plan)).to_string();
+    let text =
+        anstream::adapter::strip_str(&crate::plan::text::plan(&plan, crate::output::TextWidth::UNLIMITED)).to_string();
     for line in [
         "- label a=b",
         "- governed by old",
@@ -209,7 +210,8 @@ fn the_label_of_the_mps_daemons_comes_with_a_resource_that_needs_them() {
             .any(|change| change.key.as_deref() == Some("gpunode.dev/mps")),
         "{changes:?}"
     );
-    let text = anstream::adapter::strip_str(&crate::plan::text::plan(&plan)).to_string();
+    let text =
+        anstream::adapter::strip_str(&crate::plan::text::plan(&plan, crate::output::TextWidth::UNLIMITED)).to_string();
     assert!(text.contains("+ resource a.b/c: 10 shares per GPU (Mps)"), "{text}");
     assert!(!text.contains("gpunode.dev/mps"), "{text}");
 }
