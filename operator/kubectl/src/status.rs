@@ -83,7 +83,10 @@ async fn read_state(client: &Client, args: &StatusArgs) -> anyhow::Result<String
     let selected = ListParams::default().labels(discovery::SELECTOR);
     let daemonsets = cluster::list_permitted::<DaemonSet>(client, selected).await?;
     fleet.discovery = DiscoveryProgress::of(&daemonsets.objects);
-    fleet.unreadable.extend(daemonsets.unreadable);
+    let mut unreadable = daemonsets.unreadable;
+    let forbidden = unreadable.iter_mut().filter(|it| it.is_every());
+    forbidden.for_each(|it| it.message.push_str("; the progress of discovery is left out"));
+    fleet.unreadable.extend(unreadable);
     let text = if args.nodes.is_empty() {
         output::render(args.output, &fleet, |width| text::fleet(&fleet, width))?
     } else {

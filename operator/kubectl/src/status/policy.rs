@@ -1,7 +1,7 @@
 //! The summary of one policy, from its status. Pure.
 
 use super::rollout::RolloutSummary;
-use gpunode_crds::{ConditionType, GpuNodePolicy, NodeFailure};
+use gpunode_crds::{ConditionType, GpuNodePolicy, NodeFailure, Reason};
 use gpunode_plan::NearestNode;
 use kube::ResourceExt;
 use serde::Serialize;
@@ -30,6 +30,9 @@ pub struct PolicySummary {
     pub nearest: Option<NearestNode>,
     /// Problems of the whole policy.
     pub messages: Vec<String>,
+    /// Message of a policy that is in force and that another one overrides on some nodes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub override_message: Option<String>,
     /// Problems on single nodes.
     pub failures: Vec<NodeFailure>,
 }
@@ -44,12 +47,12 @@ pub fn summarise_policy(policy: &GpuNodePolicy) -> PolicySummary {
         .observed_generation
         .is_none_or(|seen| policy.metadata.generation.is_some_and(|now| seen < now));
     let unseen = unseen.then(|| "the operator has not processed the current spec; check that it is running: `kubectl -n gpunode-system get pods`".to_owned());
-    let overridden = ready.filter(|_| nodes.overridden > 0);
+    let in_force = ready.filter(|it| it.status == "True" && it.reason == Reason::InForce.as_str());
+    let overridden = in_force.filter(|_| nodes.overridden > 0);
     let messages = obstacles
         .into_iter()
         .filter_map(|kind| kind.find(&status.conditions))
         .filter(|condition| condition.status == "True")
-        .chain(overridden)
         .map(|condition| format!("{} ({}): {}", condition.type_, condition.reason, condition.message))
         .chain(unseen)
         .collect();
@@ -68,6 +71,7 @@ pub fn summarise_policy(policy: &GpuNodePolicy) -> PolicySummary {
         rollout: None,
         nearest: None,
         messages,
+        override_message: overridden.map(|condition| condition.message.clone()),
         failures: status.failures,
     }
 }

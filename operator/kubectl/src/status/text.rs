@@ -60,6 +60,14 @@ pub fn fleet(fleet: &FleetSummary, width: TextWidth) -> String {
             TableColumn::below_after(1, "REASON"),
         ];
         text.push_str(&table(width, columns, &rows));
+        for (name, message) in fleet
+            .policies
+            .iter()
+            .filter_map(|policy| Some((&policy.name, policy.override_message.as_ref()?)))
+        {
+            let line = format!("policy {name}: {}", plain(message));
+            let _ = writeln!(text, "{}", wrapped(&line, width, 2));
+        }
         for (name, nearest) in fleet
             .policies
             .iter()

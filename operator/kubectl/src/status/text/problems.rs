@@ -5,7 +5,7 @@ use crate::{
     output::{TextWidth, plain, plural, style, wrapped},
     status::{fleet::FleetSummary, node::NodeSummary, policy::PolicySummary},
 };
-use gpunode_crds::named;
+use gpunode_crds::{NodeFailure, named};
 use gpunode_plan::rollout_stopped;
 
 /// Most nodes named for one sentence; `-o json` has all of them.
@@ -13,7 +13,9 @@ const MAX_NODES: usize = 8;
 
 /// Returns the list of problems, which begins the output. Their text comes from statuses.
 pub fn problems(fleet: &FleetSummary, width: TextWidth) -> String {
-    let unreadable = fleet.unreadable.iter().map(ToString::to_string);
+    // Forbidden kinds come last: they are not what is wrong with the fleet.
+    let (forbidden, unreadable): (Vec<_>, Vec<_>) = fleet.unreadable.iter().partition(|it| it.is_every());
+    let [forbidden, unreadable] = [forbidden, unreadable].map(|list| list.into_iter().map(ToString::to_string));
     let policies: Vec<String> = fleet.policies.iter().flat_map(policy_problems).collect();
     let unready = fleet.nodes.iter().filter_map(|node| unready(fleet, node));
     let others = fleet.nodes.iter().flat_map(|node| {
@@ -22,7 +24,7 @@ pub fn problems(fleet: &FleetSummary, width: TextWidth) -> String {
             .map(|problem| (node.name.as_str(), problem.clone()))
     });
     let nodes = by_nodes(unready.chain(others));
-    let lines: Vec<String> = unreadable.chain(policies).chain(nodes).collect();
+    let lines: Vec<String> = unreadable.chain(policies).chain(nodes).chain(forbidden).collect();
     if lines.is_empty() {
         return String::new();
     }
@@ -36,9 +38,11 @@ fn unready<'a>(fleet: &FleetSummary, node: &'a NodeSummary) -> Option<(&'a str, 
     let message = node.message.as_ref()?;
     let is_said = |text: &String| !message.is_empty() && text.contains(message.as_str());
     let policies = || fleet.policies.iter();
+    // A policy's problem on this node may be another one, such as a label that somebody else owns.
+    let is_same = |it: &NodeFailure| Some(&it.reason) == node.reason.as_ref() || is_said(&it.message);
     let is_failure = policies()
         .flat_map(|policy| &policy.failures)
-        .any(|it| it.node == node.name);
+        .any(|it| it.node == node.name && is_same(it));
     let is_stop = stops(policies()).any(|(stopped, why)| stopped == node.name && is_said(why));
     if is_failure || is_stop || node.problems.iter().any(is_said) {
         return None;

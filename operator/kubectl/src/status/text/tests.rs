@@ -2,10 +2,15 @@
 
 use super::*;
 use crate::{
-    cluster::ListedObjects,
-    status::sample::{rolling, sample, shared},
+    cluster::{ListedObjects, UnreadableObject},
+    status::{
+        policy::summarise_policy,
+        sample::{rolling, sample, shared},
+    },
 };
+use gpunode_crds::NodeFailure;
 use k8s_openapi::{api::core::v1::Node, apimachinery::pkg::apis::meta::v1::ObjectMeta};
+use serde_json::json;
 
 fn no_nodes() -> ListedObjects<Node> {
     ListedObjects {
@@ -292,6 +297,75 @@ fn a_sentence_is_said_once_with_all_its_nodes() {
     assert!(text.contains("\nnodes a, f: its disk is full\n"), "{text}");
     assert!(text.contains("node f: AgentNotReporting: its fan is loud\n"), "{text}");
     assert_eq!(text.matches("1 node failed").count(), 1, "{text}");
+}
+
+#[test]
+fn a_node_that_serves_nothing_is_told_beside_a_policy_in_conflict_there() {
+    let mut fleet = shared();
+    fleet.policies[0].failures = vec![NodeFailure {
+        node: "n".to_owned(),
+        reason: "KeyOwnedByAnother".to_owned(),
+        message: "label accelerator is \"theirs\", not \"a100\"".to_owned(),
+    }];
+    let text = shown(&fleet, TextWidth::UNLIMITED);
+    assert!(
+        text.contains("policy p: node n: KeyOwnedByAnother: label accelerator"),
+        "{text}"
+    );
+    assert!(
+        text.contains("\nnode n: MpsDaemonNotAnswering: the MPS control daemon"),
+        "{text}"
+    );
+    let message = "the MPS control daemon of GPU 1 does not answer".to_owned();
+    fleet.policies[0].failures[0] = NodeFailure {
+        node: "n".to_owned(),
+        reason: "MpsDaemonNotAnswering".to_owned(),
+        message,
+    };
+    let text = shown(&fleet, TextWidth::UNLIMITED);
+    assert_eq!(text.matches("the MPS control daemon of GPU 1").count(), 1, "{text}");
+}
+
+#[test]
+fn a_policy_that_another_one_overrides_is_no_problem() {
+    let summary = |status: &str, reason: &str, message: &str| {
+        let ready = json!({"type": "Ready", "status": status, "reason": reason, "message": message,
+            "lastTransitionTime": "2026-01-02T03:04:05Z"});
+        let policy = json!({"apiVersion": "gpunode.dev/v1alpha1", "kind": "GpuNodePolicy", "metadata": {"name": "all"},
+            "spec": {"nodeSelector": {}},
+            "status": {"observedGeneration": 1, "conditions": [ready],
+                "nodes": {"matched": 40, "ready": 40, "updating": 0, "failed": 0, "conflicted": 0, "overridden": 3}}});
+        summarise_policy(&serde_json::from_value(policy).expect("a policy"))
+    };
+    let in_force =
+        "in force on 40 of 40 matched nodes; overridden on 3 nodes, first on n1: label tier by policy x (priority 1)";
+    let mut fleet = FleetSummary {
+        policies: vec![summary("True", "InForce", in_force)],
+        ..FleetSummary::default()
+    };
+    let text = shown(&fleet, TextWidth::UNLIMITED);
+    assert!(!text.contains("PROBLEMS"), "{text}");
+    assert!(text.contains(&format!("\npolicy all: {in_force}\n")), "{text}");
+    for (status, reason) in [("False", "NodesUpdating"), ("True", "Paused")] {
+        fleet.policies = vec![summary(status, reason, "39 of 40 matched nodes")];
+        let text = shown(&fleet, TextWidth::UNLIMITED);
+        assert!(!text.contains("39 of 40 matched nodes"), "{text}");
+    }
+}
+
+#[test]
+fn what_the_caller_may_not_list_is_the_last_problem() {
+    let mut fleet = sample();
+    fleet
+        .unreadable
+        .insert(0, UnreadableObject::forbidden("Node", "nodes is forbidden", ""));
+    let text = shown(&fleet, TextWidth::UNLIMITED);
+    assert!(text.starts_with("PROBLEMS\nGpuNode d: "), "{text}");
+    let (problems, _) = text.split_once("\n\n").expect("a table below");
+    assert!(
+        problems.ends_with("you may not list Nodes: nodes is forbidden; ask for the ClusterRole gpunode-viewer"),
+        "{text}"
+    );
 }
 
 #[test]
