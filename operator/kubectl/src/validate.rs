@@ -32,7 +32,7 @@ pub use source::SourceText;
 use crate::cli::ValidateArgs;
 use repeated::refuse_repeated_names;
 use source::SourceError;
-use std::{path::PathBuf, process::ExitCode};
+use std::{collections::BTreeSet, fs, path::PathBuf, process::ExitCode};
 
 /// Validates the named files and prints the problems.
 ///
@@ -57,8 +57,12 @@ pub fn run(args: &ValidateArgs) -> anyhow::Result<ExitCode> {
 /// Validates each document of some files, and their names together.
 pub(crate) fn read(kinds: &KnownKinds, paths: &[PathBuf]) -> Result<Vec<DocumentReport>, SourceError> {
     let mut reports = Vec::new();
+    // A file that is named twice, such as by its own name and by its folder, counts once.
+    let mut files = BTreeSet::new();
     for path in paths {
-        reports.extend(source::read(path)?.iter().flat_map(|text| kinds.validate(text)));
+        let mut texts = source::read(path)?;
+        texts.retain(|text| fs::canonicalize(&text.name).ok().is_none_or(|file| files.insert(file)));
+        reports.extend(texts.iter().flat_map(|text| kinds.validate(text)));
     }
     refuse_repeated_names(&mut reports);
     Ok(reports)

@@ -195,7 +195,8 @@ fn two_policies_of_one_name_are_refused() {
             "{text}"
         );
     }
-    assert_eq!(run(&["validate", "-f", &first], &[]).0, Some(0));
+    let (code, text) = run(&["validate", "-f", &first, "-f", &first], &[]);
+    assert_eq!(code, Some(0), "one file that is named twice: {text}");
 }
 
 #[test]
