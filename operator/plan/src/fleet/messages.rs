@@ -44,8 +44,8 @@ pub fn taints_progress<'a>(done: usize, all: usize, evicting: impl ExactSizeIter
 /// Removal of what a policy wrote that is gone, from this many nodes.
 pub fn removal_paced(policy: &str, nodes: usize) -> String {
     format!(
-        "policy {policy} is gone: {nodes} nodes lose its labels, taints and configuration, 1 % of them a second and at least 10; \
-         apply the policy again to keep those that are left"
+        "policy {policy} is gone: {nodes} nodes lose its labels, taints and configuration, at 1 % of them (at least 10) each \
+         second; apply the policy again, and the nodes still to come keep everything"
     )
 }
 
@@ -53,7 +53,7 @@ pub fn removal_paced(policy: &str, nodes: usize) -> String {
 pub fn policy_missing(policy: &str, nodes: usize) -> String {
     let nodes = plural(nodes, "node keeps", "nodes keep");
     format!(
-        "policy {policy} is missing from the list of policies, and nobody saw its deletion: {nodes} what it wrote for a minute; \
+        "policy {policy} is missing from the list of policies, and nobody saw its deletion: {nodes} for a minute what it wrote; \
          apply the policy again if it should stay"
     )
 }
@@ -155,8 +155,9 @@ pub fn in_force(waiting: usize, old: i32, lost: i32, overridden: Option<(&str, &
         1 => "; 1 agent is not updated".to_owned(),
         old => format!("; {old} agents are not updated"),
     };
-    let overridden = overridden.map_or_else(String::new, |(node, loss)| {
-        format!("; overridden on {}; {node}: {loss}", counts.overridden)
+    let overridden = overridden.map_or_else(String::new, |(node, loss)| match counts.overridden {
+        1 => format!("; overridden on {node}: {loss}"),
+        nodes => format!("; overridden on {nodes} nodes, first on {node}: {loss}"),
     });
     let kept = of_matched(counts.ready.saturating_sub(lost), counts);
     format!("in force on {kept}{waiting}{old}{overridden}")
@@ -231,8 +232,8 @@ mod tests {
         );
         assert_eq!(
             in_force(1, 0, 1, Some(("n", "label a by policy p (priority 1)")), &COUNTS),
-            "in force on 1 of 4 matched nodes; on 1 of them, devices wait for the pods that hold them; overridden on 2; n: \
-             label a by policy p (priority 1)"
+            "in force on 1 of 4 matched nodes; on 1 of them, devices wait for the pods that hold them; overridden on 2 \
+             nodes, first on n: label a by policy p (priority 1)"
         );
         assert_eq!(
             in_force(1, 2, 0, None, &COUNTS),

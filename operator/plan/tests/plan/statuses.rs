@@ -387,7 +387,7 @@ fn a_policy_that_loses_keys_to_a_higher_priority_counts_the_nodes_names_key_and_
         tally.add("n", &world.plan(&policies).policy_statuses_after(None)["low"]);
         let status = policy_status(set.get("low").unwrap(), &tally, &AgentUpdate::default(), None, now());
         let expected = format!(
-            "Ready=True InForce: in force on {kept} of 1 matched nodes; overridden on 1; n: label a by policy high (priority \
+            "Ready=True InForce: in force on {kept} of 1 matched nodes; overridden on n: label a by policy high (priority \
              1) and 1 more key"
         );
         assert_eq!(conditions(&status)[0], expected);

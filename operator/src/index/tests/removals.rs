@@ -87,7 +87,7 @@ fn policy_that_is_missing_from_a_list_has_a_minute_to_come_back() {
             panic!("{:?}", scene.events())
         };
         assert_eq!(reason, "PolicyMissing");
-        assert!(message.contains("2 nodes keep what it wrote for a minute"), "{message}");
+        assert!(message.contains("2 nodes keep for a minute what it wrote"), "{message}");
         assert_eq!(scene.queued_removal(), Some(at(second + 60)));
         assert!(scene.removal_at(second + 59).is_empty());
         let write = scene.go(|index, _, effects| index.node_write("n-00", at(second + 59), effects));
