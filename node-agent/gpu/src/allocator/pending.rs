@@ -73,7 +73,7 @@ fn describe(state: &AllocatorState, uuid: &str) -> PendingChange {
     let message = match (now, next) {
         (Some(now), Some(next)) if now == next => match too_many {
             Some((_, held, number)) => format!(
-                "{name} is {} and pods hold {held} replicas, {} too many, until that many end",
+                "{name} wants {}, and pods hold {held}; waits until pods with {} of them end",
                 AssignmentText(now),
                 held.saturating_sub(number as usize)
             ),

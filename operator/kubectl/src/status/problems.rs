@@ -122,12 +122,12 @@ mod tests {
             condition(
                 "RecoveredAnnotation",
                 "Unreadable",
-                "read annotation \"yesterday\": no time",
+                "cannot read annotation \"yesterday\": no time",
             ),
         ];
         let gpu_node = json!({"apiVersion": "gpunode.dev/v1alpha1", "kind": "GpuNode", "metadata": {"name": "n"}, "spec": {},
             "status": {"gpus": [gpu], "resources": [resource], "conditions": conditions}});
-        assert_eq!(told(&gpu_node), ["read annotation \"yesterday\": no time"]);
+        assert_eq!(told(&gpu_node), ["cannot read annotation \"yesterday\": no time"]);
         let object = serde_json::from_value(gpu_node).expect("a GpuNode");
         let summary = summarise_node(&object, None);
         assert_eq!(summary.devices[0].state.text(), "released");

@@ -55,7 +55,8 @@ pub fn unreadable_annotation(node: &NodeFacts) -> Option<UntimedCondition> {
 fn unreadable_message(annotation: &str, error: &jiff::Error) -> String {
     let start: String = annotation.chars().take(64).collect();
     format!(
-        "read annotation {RECOVERED_ANNOTATION} \"{start}\" of the node: {error}; write a time such as 2026-01-31T12:00:00Z"
+        "cannot read annotation {RECOVERED_ANNOTATION} \"{start}\" of the node: {error}; write a time such as \
+         2026-01-31T12:00:00Z"
     )
 }
 
@@ -78,8 +79,8 @@ mod tests {
         let error = parse_recovered("1960-01-01T00:00:00Z").unwrap_err();
         assert_eq!(
             unreadable_message("1960-01-01T00:00:00Z", &error),
-            "read annotation gpunode.dev/recovered \"1960-01-01T00:00:00Z\" of the node: it lies before 1970; write a time \
-             such as 2026-01-31T12:00:00Z"
+            "cannot read annotation gpunode.dev/recovered \"1960-01-01T00:00:00Z\" of the node: it lies before 1970; write a \
+             time such as 2026-01-31T12:00:00Z"
         );
     }
 }

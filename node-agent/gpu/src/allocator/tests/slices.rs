@@ -62,7 +62,7 @@ fn of_fewer_time_slices_a_gpu_keeps_what_is_held_and_the_sum_is_the_new_one() {
     let [waiting] = test.allocator.pending_changes().try_into().unwrap();
     assert_eq!(
         waiting.message,
-        "GPU 0 is nvidia.com/gpu (2 replicas) and pods hold 4 replicas, 2 too many, until that many end"
+        "GPU 0 wants nvidia.com/gpu (2 replicas), and pods hold 4; waits until pods with 2 of them end"
     );
     assert_eq!(waiting.pods.len(), 4);
     assert!(test.allocator.needs_observation());
