@@ -102,7 +102,7 @@ impl OperatorMetrics {
         );
         registry.register(
             "removal_waiting_nodes",
-            "Nodes that keep for now what a policy wrote that is gone, only on the leader",
+            "Nodes that still have what a deleted policy wrote, once for each policy, only on the leader",
             metrics.removal_nodes.clone(),
         );
         registry.register(
@@ -149,7 +149,7 @@ impl OperatorMetrics {
         self.outdated_discovery.set(nodes.into());
     }
 
-    /// Sets the number of nodes that keep for now what a policy wrote that is gone.
+    /// Sets the number of nodes that still have what a deleted policy wrote.
     pub fn set_removal_nodes(&self, number: usize) {
         self.removal_nodes.set(i64::try_from(number).unwrap_or(i64::MAX));
     }

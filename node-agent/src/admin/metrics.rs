@@ -158,7 +158,7 @@ impl AgentMetrics {
         registry.register("nvml_errors", "Failed NVML calls", nvml_errors.clone());
         registry.register(
             "faults",
-            "GPUs and MIG devices with a fault, one each, with the gravest reason",
+            "GPUs and MIG devices with a fault, one each, with the most serious reason",
             faults.clone(),
         );
         registry.register(
@@ -215,7 +215,7 @@ impl AgentMetrics {
         }
     }
 
-    /// Sets the faulty devices: the index of each, such as `3` or `3:1`, with the reason of its gravest fault. The index is
+    /// Sets the faulty devices: the index of each, such as `3` or `3:1`, with the reason of its most serious fault. The index is
     /// unknown while the driver does not list the device.
     pub fn set_faults(&self, devices: impl Iterator<Item = (Option<String>, &'static str)>) {
         self.0.faults.clear();

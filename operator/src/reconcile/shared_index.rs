@@ -34,7 +34,7 @@ impl IndexReader {
         self.read().drain(node).cloned()
     }
 
-    /// Returns the number of nodes that keep for now what a policy wrote that is gone, for metrics.
+    /// Returns the number of nodes that still have what a deleted policy wrote, for metrics.
     pub fn removal_nodes(&self) -> usize {
         self.read().removal_nodes()
     }
