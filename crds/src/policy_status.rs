@@ -68,8 +68,8 @@ pub struct NodeCounts {
     pub failed: i32,
     /// Matched nodes on which somebody else owns a key of the policy.
     pub conflicted: i32,
-    /// Matched nodes on which a policy of higher priority decides about a key, or about the configuration, that this
-    /// policy wants otherwise. They count among the others as well; the message of `Ready` names the first.
+    /// Matched nodes on which a policy of higher priority overrides a key or the configuration of this policy. They
+    /// count among the others as well; the message of `Ready` names the first.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub overridden: i32,
 }

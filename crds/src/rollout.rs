@@ -26,8 +26,8 @@ pub struct RolloutPace {
     pub max_unavailable: Option<IntOrString>,
 
     /// Time in which a node must put a new configuration in force, such as `90s`, `10m` or `1h30m`. A node that was
-    /// Ready and takes longer stops the rollout. Pods that do not tolerate a new taint with the effect `NoExecute` hold
-    /// up further nodes for as long. Default: 10m.
+    /// Ready and takes longer stops the rollout. Pods that do not tolerate a new taint with the effect `NoExecute` delay
+    /// the next nodes by at most this time. Default: 10m.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(
         length(min = 2, max = 16),

@@ -27,7 +27,7 @@ pub struct PolicyTaint {
     pub effect: TaintEffect,
 }
 
-/// A taint of a node in the status of a policy: also one that gpunode alone may write, so no rule refuses its key.
+/// Taint of a node. It may have a key that only gpunode writes.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PreviewTaint {
