@@ -69,8 +69,9 @@ pub enum PluginCommand {
     /// FAULT names faults of GPUs. ROLLOUT lists policies whose configuration is not in
     /// force on every node yet.
     ///
-    /// Tables fit the terminal: columns for which there is no room go below their row,
-    /// and a long name ends with `…`. `-o wide` shows every column in its row.
+    /// Tables fit the terminal, or COLUMNS if it is set: a column that does not fit goes
+    /// below its row, and a long name ends with `…`. `-o wide` shows every column in
+    /// its row.
     #[command(verbatim_doc_comment, after_help = format!("Examples:
   kubectl gpunode status
   kubectl gpunode status gpu-17     # the pods that hold each GPU of a node
@@ -130,8 +131,8 @@ pub enum PluginCommand {
     /// Write the cluster state that `plan`, `explain` and `topo` read, as one list
     ///
     /// The list holds the policies, the GpuNodes with their holders, the operator's
-    /// settings, of each Node the fields that a plan reads, and of the pods on nodes
-    /// with a GpuNode the names and tolerations.
+    /// settings, the fields of each Node that a plan reads, and the names and
+    /// tolerations of the pods on nodes with a GpuNode.
     #[command(verbatim_doc_comment, after_help = format!("Examples:
   kubectl gpunode dump > cluster.yaml
   kubectl gpunode plan -f policies/ --nodes cluster.yaml
