@@ -51,6 +51,7 @@ use removal::Removal;
 use requests::RemovalRequests;
 use serde::Serialize;
 use std::{
+    collections::BTreeSet,
     io::{self, BufRead, IsTerminal, Write},
     process::ExitCode,
 };
@@ -82,11 +83,8 @@ pub async fn run(args: &UninstallArgs) -> anyhow::Result<ExitCode> {
     if survey.is_empty() {
         return report(&removal, args.output, "nothing of gpunode is in this cluster");
     }
-    let mut missing = permissions::missing(&removal, args.wait_resources).await?;
-    // The permissions name the API group too, such as `list daemonsets.apps`.
-    let is_said = |it: &String| missing.iter().any(|known| known.split('.').next() == Some(it.as_str()));
-    let unsaid: Vec<String> = survey.forbidden.iter().filter(|it| !is_said(it)).cloned().collect();
-    missing.extend(by_kind(&unsaid, false));
+    let missing = permissions::missing(&removal, args.wait_resources).await?;
+    let missing = with_reads(missing, &survey.forbidden);
     anyhow::ensure!(
         missing.is_empty(),
         "uninstall: you are not allowed to {}; nothing was changed. Ask for a role such as cluster-admin",
@@ -112,6 +110,18 @@ pub async fn run(args: &UninstallArgs) -> anyhow::Result<ExitCode> {
     }
     let seconds = removal.progress.elapsed().as_secs();
     report(&removal, args.output, &format!("gpunode was removed in {seconds} s"))
+}
+
+/// Adds the forbidden reads to the missing permissions, which name the API group too, such as `list daemonsets.apps`.
+fn with_reads(mut missing: Vec<String>, forbidden: &BTreeSet<String>) -> Vec<String> {
+    let is_said = |read: &String| {
+        missing
+            .iter()
+            .any(|known| known.split('.').next() == Some(read.as_str()))
+    };
+    let unsaid: Vec<String> = forbidden.iter().filter(|read| !is_said(read)).cloned().collect();
+    missing.extend(by_kind(&unsaid, false));
+    missing
 }
 
 /// Removes gpunode in an order in which nobody recreates what is gone, and after which an interrupted removal can continue.
@@ -165,6 +175,21 @@ fn confirmed(answer: &mut impl BufRead) -> io::Result<bool> {
 
 #[cfg(test)]
 mod tests {
+    #[test]
+    fn each_missing_right_is_named_once() {
+        let missing = ["delete nodes", "list daemonsets.apps", "list nodes"].map(str::to_owned);
+        let forbidden = [
+            "list daemonsets",
+            "list gpunodes",
+            "list nodes",
+            "read ClusterRole a",
+            "read ClusterRole b",
+        ];
+        let all = super::with_reads(missing.clone().into(), &forbidden.map(str::to_owned).into());
+        assert_eq!(all[..3], missing);
+        assert_eq!(all[3..], ["list gpunodes", "read ClusterRole a, b"]);
+    }
+
     #[test]
     fn only_a_yes_is_a_yes() {
         for (answer, expected) in [
