@@ -79,7 +79,8 @@ pub fn plan(plan: &ClusterPlan, width: TextWidth) -> String {
             "matches"
         };
         let nodes = plural(policy.matched, "node", "nodes");
-        let _ = writeln!(text, "policy {}: {action}{preview}; {matches} {nodes}", policy.name);
+        let words = format!("policy {}: {action}{preview}; {matches} {nodes}", policy.name);
+        text.push_str(&line(style::PLAIN, &words));
         if let Some(nearest) = &policy.nearest {
             text.push_str(&line(style::PLAIN, &format!("  {}", nearest_node_text(nearest))));
         }
