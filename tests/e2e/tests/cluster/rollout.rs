@@ -119,7 +119,7 @@ spec:
     };
     let slow_pods = || Ok::<_, anyhow::Error>(names(&lab.get(&["pods", "--field-selector", "metadata.name=slow"])?));
 
-    lab.apply(EVICTING)?;
+    let change = lab.begin(EVICTING)?;
     await_taint(A100)?;
     assert_eq!(slow_pods()?, ["slow"], "it has some seconds to end");
     await_taint(T4)?;
@@ -129,5 +129,5 @@ spec:
     );
     await_taint(V100)?;
     lab.await_ready("evicting")?;
-    Ok(())
+    change.check()
 }
