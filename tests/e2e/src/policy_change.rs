@@ -1,7 +1,8 @@
 //! Changes of policies, each compared with the prediction of `kubectl gpunode plan`.
 //!
 //! The plan is taken before the change, the objects before and after it; the plan must be their difference. Each comparison
-//! is written down for the end of the suite (`tests/plans.rs`), which finds the changes that had none.
+//! is written down for the end of the suite (`tests/plans.rs`), which finds the changes that had none. Tests about something
+//! else than a plan can say so ([`Lab::unplanned`]).
 
 use crate::{
     Lab,
@@ -38,7 +39,7 @@ pub struct PolicyChange<'a> {
     written: (Timestamp, Timestamp),
 }
 
-/// Policies that did what was planned.
+/// Policies that did what was planned, or whose change has no plan.
 #[derive(Debug)]
 pub struct Compared {
     /// Names of the policies.
@@ -94,6 +95,14 @@ impl Lab {
         let output = self.kubectl_with_input(&["apply", "-f", "-"], manifest)?;
         ensure!(!output.status.success(), "it was accepted: {manifest}");
         Ok(String::from_utf8_lossy(&output.stderr).into_owned())
+    }
+
+    /// Changes a policy without a comparison. The caller says why there is no plan.
+    pub fn unplanned<T>(&self, policy: &str, write: impl FnOnce() -> Result<T>) -> Result<T> {
+        let from = Timestamp::now();
+        let result = write()?;
+        self.log_change(&[policy.to_owned()], (from, Timestamp::now()), 0)?;
+        Ok(result)
     }
 
     fn change(&self, policies: Vec<Value>, write: impl FnOnce() -> Result<Output>) -> Result<PolicyChange<'_>> {
@@ -162,7 +171,17 @@ impl Lab {
         self.cluster().folder().join("policy-changes.jsonl")
     }
 
-    /// Every change of policies on this cluster that was compared with its plan, in order.
+    fn log_change(&self, policies: &[String], (from, to): (Timestamp, Timestamp), differences: usize) -> Result<()> {
+        let line = json!({"policies": policies, "from": from, "to": to, "differences": differences});
+        let path = self.log_path();
+        let mut file = OpenOptions::new().create(true).append(true).open(&path);
+        let file = file
+            .as_mut()
+            .map_err(|error| anyhow::anyhow!("open {}: {error}", path.display()))?;
+        writeln!(file, "{line}").with_context(|| format!("write {}", path.display()))
+    }
+
+    /// Every change of policies on this cluster that was compared with its plan or has none, in order.
     pub fn policy_changes(&self) -> Result<Vec<Compared>> {
         let path = self.log_path();
         let text = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
@@ -284,14 +303,7 @@ impl PolicyChange<'_> {
     }
 
     fn log_success(&self, differences: usize) -> Result<()> {
-        let (from, to) = self.written;
-        let line = json!({"policies": self.names, "from": from, "to": to, "differences": differences});
-        let path = self.lab.log_path();
-        let mut file = OpenOptions::new().create(true).append(true).open(&path);
-        let file = file
-            .as_mut()
-            .map_err(|error| anyhow::anyhow!("open {}: {error}", path.display()))?;
-        writeln!(file, "{line}").with_context(|| format!("write {}", path.display()))
+        self.lab.log_change(&self.names, self.written, differences)
     }
 }
 
