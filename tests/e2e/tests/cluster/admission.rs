@@ -306,7 +306,11 @@ fn a_policy_with_an_image_that_is_not_allowed_is_refused_in_status_and_by_the_sa
              {{pool: none}}}}, devicePlugin: {{}}, image: '{image}'}}\n"
         )
     };
-    lab.apply(&policy("gpunode.dev/agent-evil:1"))?;
+    // What a plan makes of it is no difference of nodes.
+    let applied = lab.unplanned("image", || {
+        lab.kubectl_with_input(&["apply", "-f", "-"], &policy("gpunode.dev/agent-evil:1"))
+    })?;
+    ensure!(applied.status.success(), "{applied:?}");
     eventually("the policy is refused", Duration::from_secs(20), || {
         let status = lab.get(&["gpunodepolicy", "image"])?;
         let stalled = gpunode_e2e::condition(&status, "Stalled");
@@ -317,7 +321,9 @@ fn a_policy_with_an_image_that_is_not_allowed_is_refused_in_status_and_by_the_sa
         );
         Ok(())
     })?;
-    let daemonset = lab.get(&["daemonset", "-n", NAMESPACE, "gpunode-agent-image"])?;
+    let daemonset = eventually("the policy has its DaemonSet", Duration::from_secs(20), || {
+        lab.get(&["daemonset", "-n", NAMESPACE, "gpunode-agent-image"])
+    })?;
     let image = &daemonset["spec"]["template"]["spec"]["containers"][0]["image"];
     assert_eq!(
         image, "gpunode.dev/agent:0.1.0",
@@ -332,10 +338,17 @@ fn a_policy_with_an_image_that_is_not_allowed_is_refused_in_status_and_by_the_sa
     judged
 }
 
+/// Applies a manifest that the API server must refuse, and returns its words.
+fn refused_at_apply(lab: &Lab, manifest: &str) -> Result<String> {
+    let output = lab.kubectl_with_input(&["apply", "--dry-run=server", "-f", "-"], manifest)?;
+    ensure!(!output.status.success(), "it was accepted: {manifest}");
+    Ok(String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
 fn images_at_apply(lab: &Lab, policy: impl Fn(&str) -> String) -> Result<()> {
     // Admission policies take effect a moment after they are created.
     eventually("the sample is in force", Duration::from_secs(30), || {
-        let message = lab.refusal(&policy("gpunode.dev/agent-other:1"))?;
+        let message = refused_at_apply(lab, &policy("gpunode.dev/agent-other:1"))?;
         ensure!(
             message.contains("is not allowed; use an image of gpunode.dev/agent"),
             "{message}"
@@ -348,7 +361,7 @@ fn images_at_apply(lab: &Lab, policy: impl Fn(&str) -> String) -> Result<()> {
         "agent:1",
         "evil/gpunode.dev/agent",
     ] {
-        let message = lab.refusal(&policy(refused))?;
+        let message = refused_at_apply(lab, &policy(refused))?;
         ensure!(message.contains("is not allowed"), "{refused}: {message}");
     }
     for allowed in [
@@ -366,10 +379,11 @@ fn images_at_apply(lab: &Lab, policy: impl Fn(&str) -> String) -> Result<()> {
 #[ignore = "needs the local cluster: make test"]
 fn status_with_values_of_a_newer_agent_is_accepted() -> Result<()> {
     let lab = Lab::enter()?;
-    lab.kubectl_with_input(
+    let created = lab.kubectl_with_input(
         &["create", "-f", "-"],
         "apiVersion: gpunode.dev/v1alpha1\nkind: GpuNode\nmetadata: {name: newer}\nspec: {}\n",
     )?;
+    ensure!(created.status.success(), "{created:?}");
     let patch = r#"{"status":{"migStrategy":"Newer","mpsDaemons":[{"device":"GPU-0","state":"Newer"}]}}"#;
     let patched = lab.try_kubectl(&[
         "patch",
