@@ -27,6 +27,6 @@ pub use held::{Held, HeldRecorder, Recording, device_of, held};
 pub use kubelet_log::KubeletLog;
 pub use lab::{A100, CPU, GPU_NODES, Lab, MIXED, NAMESPACE, NODES, T4, V100};
 pub use node_watch::NodeWatch;
-pub use objects::{condition, is_fact, names, node_snapshot, owned, taints};
+pub use objects::{condition, is_event_since, is_fact, names, node_snapshot, owned, taints};
 pub use policy_change::{Compared, PolicyChange};
 pub use wait::eventually;

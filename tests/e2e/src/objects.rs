@@ -1,5 +1,6 @@
 //! Reading objects as JSON.
 
+use jiff::Timestamp;
 use serde_json::{Value, json};
 
 /// Names of the items of a list.
@@ -20,6 +21,12 @@ pub fn condition(object: &Value, kind: &str) -> Value {
         .and_then(|conditions| conditions.iter().find(|condition| condition["type"] == kind))
         .cloned()
         .unwrap_or_default()
+}
+
+/// Returns true for an event from this moment on: those of earlier runs stay for an hour.
+pub fn is_event_since(event: &Value, start: Timestamp) -> bool {
+    let time = event["eventTime"].as_str().and_then(|time| time.parse().ok());
+    time.is_some_and(|time: Timestamp| time >= start)
 }
 
 /// The taints of a node as `key=value:effect`.

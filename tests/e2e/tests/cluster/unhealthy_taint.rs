@@ -2,7 +2,7 @@
 
 use crate::samples;
 use anyhow::{Context, Result, ensure};
-use gpunode_e2e::{AuditEvent, Lab, NodeWatch, T4, eventually, taints};
+use gpunode_e2e::{AuditEvent, Lab, NodeWatch, T4, eventually, is_event_since, taints};
 use jiff::{SignedDuration, Timestamp};
 use serde_json::Value;
 use std::time::Duration;
@@ -50,6 +50,7 @@ fn await_taint(lab: &Lab, is_there: bool) -> Result<()> {
 #[ignore = "needs the local cluster: make test"]
 fn a_node_is_tainted_while_it_has_had_too_few_healthy_gpus_for_a_while() -> Result<()> {
     let lab = Lab::enter()?;
+    let start = Timestamp::now();
     samples::advertise_four_t4(&lab, "  unhealthyTaint: {after: 15s, minHealthy: 3}\n")?;
     let (audit, watch) = (lab.audit()?, NodeWatch::start(&lab, T4)?);
     let gpus = lab.gpu_uuids(T4)?;
@@ -74,7 +75,7 @@ fn a_node_is_tainted_while_it_has_had_too_few_healthy_gpus_for_a_while() -> Resu
         "{first_write}, and too few since {too_few_since}"
     );
     let status = lab.gpunode(&["status", T4])?;
-    ensure!(status.contains("is unhealthy since"), "{status}");
+    ensure!(status.contains("are unhealthy since"), "{status}");
     let why = lab.gpunode(&["explain", T4])?;
     ensure!(why.contains("spec.unhealthyTaint"), "{why}");
 
@@ -85,7 +86,31 @@ fn a_node_is_tainted_while_it_has_had_too_few_healthy_gpus_for_a_while() -> Resu
     had.dedup();
     assert_eq!(had, [false, true, false]);
     broken.repair()?;
-    lab.await_allocatable(T4, RESOURCE, 4)
+    lab.await_allocatable(T4, RESOURCE, 4)?;
+
+    // The same fault of the same GPU once more.
+    let broken_again = lab.break_gpu(T4, second)?;
+    eventually("the events of each GPU are a series", LIMIT, || {
+        let counts = (
+            unhealthy_events(&lab, first, start)?,
+            unhealthy_events(&lab, second, start)?,
+        );
+        ensure!(counts == (vec![1], vec![2]), "they were sent {counts:?} times");
+        Ok(())
+    })?;
+    broken_again.repair()
+}
+
+/// Returns how often each event of a broken GPU of the node was sent.
+fn unhealthy_events(lab: &Lab, gpu: &str, start: Timestamp) -> Result<Vec<u64>> {
+    let selector = format!("involvedObject.kind=Node,involvedObject.name={T4},reason=GpuUnhealthy");
+    let events = lab.get(&["events", "--field-selector", &selector])?;
+    let is_of_gpu = |event: &Value| event["message"].as_str().is_some_and(|message| message.contains(gpu));
+    let events = events["items"].as_array().into_iter().flatten();
+    Ok(events
+        .filter(|event| is_event_since(event, start) && is_of_gpu(event))
+        .map(|event| event["series"]["count"].as_u64().unwrap_or(1))
+        .collect())
 }
 
 #[test]
