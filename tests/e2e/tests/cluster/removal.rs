@@ -2,7 +2,8 @@
 
 use crate::samples;
 use anyhow::{Result, ensure};
-use gpunode_e2e::{CPU, Lab, NAMESPACE, V100, eventually, names, node_snapshot};
+use gpunode_e2e::{CPU, Lab, NAMESPACE, V100, eventually, is_event_since, names, node_snapshot};
+use jiff::Timestamp;
 use serde_json::Value;
 use std::time::Duration;
 
@@ -80,14 +81,16 @@ fn a_policy_deleted_while_the_operator_is_down_is_undone_when_it_starts() -> Res
     let _foreign = ForeignKeys::set(&lab)?;
     let before = node_snapshot(&lab.node(V100)?);
     in_force(&lab)?;
+    let start = Timestamp::now();
     lab.scale_operator(0)?;
     lab.kubectl(&["delete", "gpunodepolicy", "v100-reserved", "--timeout=30s"])?;
     lab.scale_operator(2)?;
     // Nobody saw the deletion, so the policy has a minute to come back.
     let selector = "involvedObject.name=v100-reserved,reason=PolicyMissing";
     eventually("an event says that the policy is missing", LIMIT, || {
-        let events = names(&lab.get(&["events", "--field-selector", selector])?);
-        ensure!(!events.is_empty(), "there is none");
+        let events = lab.get(&["events", "--field-selector", selector])?;
+        let mut items = events["items"].as_array().into_iter().flatten();
+        ensure!(items.any(|event| is_event_since(event, start)), "there is {events}");
         Ok(())
     })?;
     assert_ne!(
