@@ -52,7 +52,7 @@ fn a_restarted_operator_in_an_unchanged_world_writes_nothing_for_a_minute() -> R
         "--timeout=180s",
     ])?;
     let audit = lab.audit()?;
-    // The one wait for a time in this suite: the claim is about a minute in which nothing happens.
+    // Nothing can be awaited: the claim is about a minute in which nothing happens.
     std::thread::sleep(Duration::from_mins(1));
     let writes: Vec<String> = audit.gpunode_writes()?.iter().map(ToString::to_string).collect();
     assert_eq!(writes, Vec::<String>::new());
