@@ -2,7 +2,7 @@
 
 use crate::samples;
 use anyhow::{Context, Result, ensure};
-use gpunode_e2e::{HeldRecorder, KubeletLog, Lab, NodeWatch, T4, device_of, eventually, held};
+use gpunode_e2e::{HeldRecorder, KubeletLog, Lab, NodeWatch, T4, condition, device_of, eventually, held, names};
 use serde_json::Value;
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -202,4 +202,64 @@ fn a_change_of_one_resource_leaves_the_others_as_they_are() -> Result<()> {
     assert_eq!(lost, Vec::<String>::new());
     assert_eq!(lab.await_plugin(T4)?, agent, "the same pod goes on");
     recorder.finish()?.check_never_overcommitted(8)
+}
+
+#[test]
+#[ignore = "needs the local cluster: make test"]
+fn a_deployment_that_fits_fewer_time_slices_gets_there_with_two_restarts() -> Result<()> {
+    const GPU: &str = "nvidia.com/gpu";
+    let lab = Lab::enter()?;
+    let turns = |replicas: usize| {
+        let sharing = format!("{{strategy: TimeSlicing, replicas: {replicas}}}");
+        samples::sharing(
+            "inference",
+            &format!("{{resources: [{{name: {GPU}, sharing: {sharing}}}]}}"),
+        )
+    };
+    lab.apply(&turns(4))?;
+    lab.await_allocatable(T4, GPU, 16)?;
+    lab.await_ready("sharing")?;
+    lab.apply(&samples::deployment("turns", "inference", 14))?;
+    lab.await_running("turns", 14)?;
+    let rejections = || {
+        let selector = ["--field-selector", "reason=UnexpectedAdmissionError"];
+        Ok::<_, anyhow::Error>(names(&lab.get(&[&["events"], &selector[..]].concat())?))
+    };
+    // Those of earlier tests stay for an hour.
+    let earlier_rejections = rejections()?;
+    let log = KubeletLog::from_now(&lab, T4)?;
+    let recorder = HeldRecorder::start(&lab, T4)?;
+
+    let change = lab.begin(&turns(2))?;
+    eventually("the policy waits for pods", LIMIT, || {
+        let waiting = condition(&lab.get(&["gpunodepolicy", "sharing"])?, "Waiting");
+        ensure!(
+            waiting["status"] == "True" && waiting["reason"] == "PodsHoldDevices",
+            "{waiting}"
+        );
+        Ok(())
+    })?;
+    lab.await_ready("sharing")?;
+    lab.kubectl(&["scale", "deployment/turns", "--replicas=8"])?;
+    lab.await_running("turns", 8)?;
+    for _ in 0..2 {
+        lab.kubectl(&["rollout", "restart", "deployment/turns"])?;
+        lab.kubectl(&["rollout", "status", "deployment/turns", "--timeout=180s"])?;
+    }
+    lab.kubectl(&[
+        "wait",
+        "gpunodepolicy/sharing",
+        "--for=condition=Waiting=false",
+        "--timeout=60s",
+    ])?;
+    let waiting = &lab.get(&["gpunodepolicy", "sharing"])?["status"]["waiting"];
+    ensure!(waiting.as_array().is_none_or(Vec::is_empty), "it waits for {waiting}");
+    lab.await_allocatable(T4, GPU, 8)?;
+    change.check()?;
+
+    assert_eq!(rejections()?, earlier_rejections, "no pod was rejected");
+    let phases = phases(&lab.get(&["pods", "-l", "app=turns"])?);
+    ensure!(!phases.contains("Failed"), "{phases}");
+    assert_eq!(log.lost_endpoints()?, Vec::<String>::new());
+    recorder.finish()?.check_never_overcommitted(4)
 }
