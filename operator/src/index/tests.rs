@@ -15,6 +15,7 @@ use k8s_openapi::{
 };
 use serde_json::json;
 
+mod absences;
 mod figures;
 mod removals;
 mod rollouts;
