@@ -120,9 +120,11 @@ fn client(code: u16, requests: Requests) -> Client {
 }
 
 /// A client of an API server that answers every patch as a real one answers a JSON patch that does not fit the object, and every
-/// list with objects of this version.
-fn client_whose_patches_do_not_fit(version: &str) -> Client {
-    let item = json!({"metadata": {"name": "n", "uid": "u", "resourceVersion": version, "labels": {"new": "label"}}});
+/// list with this object in this version.
+fn client_whose_patches_do_not_fit(object: &Value, version: &str) -> Client {
+    let mut item = object.clone();
+    item["metadata"]["resourceVersion"] = json!(version);
+    item["metadata"]["labels"] = json!({"new": "label"});
     let list = json!({"kind": "NodeList", "apiVersion": "v1", "metadata": {}, "items": [item]});
     let service = service_fn(move |request: Request<Body>| {
         let answer = if request.method() == Method::GET {
@@ -244,18 +246,35 @@ async fn refusal_holds_until_the_api_server_answers_again() {
 #[tokio::test]
 async fn patch_that_does_not_fit_is_a_conflict_if_the_object_changed_and_otherwise_a_refusal() {
     let bare = json!({"metadata": {"name": "n", "uid": "u", "resourceVersion": "1"}});
+    // Nobody has wanted the resource for long: its keys go by a patch of the status.
+    let mut with_stale_resource = bare.clone();
+    let record = r#"{"version":1,"resources":{"nvidia.com/gpu":1000}}"#;
+    with_stale_resource["metadata"]["annotations"] = json!({"gpunode.dev/owned": record});
+    with_stale_resource["status"] =
+        json!({"capacity": {"nvidia.com/gpu": "0"}, "allocatable": {"nvidia.com/gpu": "0"}});
+    assert_eq!(
+        requested(vec![], &with_stale_resource, vec![]).await,
+        [(Method::PATCH, "/api/v1/nodes/n/status".to_owned())]
+    );
+    let labels = policy(&json!({"nodeSelector": {}, "labels": {"x": "y"}}));
     // After the lost race the index knows the node that was read. A policy comes by the watch.
-    for (key, known, kind) in [
-        (WorkKey::Node("n".to_owned()), "2", "Node"),
-        (WorkKey::PolicyStatus("p".to_owned()), "1", "Status"),
+    for (key, policies, node, known, kind) in [
+        (WorkKey::Node("n".to_owned()), vec![labels.clone()], &bare, "2", "Node"),
+        (WorkKey::Node("n".to_owned()), vec![], &with_stale_resource, "2", "Node"),
+        (
+            WorkKey::PolicyStatus("p".to_owned()),
+            vec![labels],
+            &bare,
+            "1",
+            "Status",
+        ),
     ] {
-        let labels = policy(&json!({"nodeSelector": {}, "labels": {"x": "y"}}));
-        let mut scene = Scene::new(503, vec![labels], &bare, vec![]);
+        let mut scene = Scene::new(503, policies, node, vec![]);
         let errors = format!("errors_total{{kind=\"{kind}\"}} 1");
-        scene.writer.client = client_whose_patches_do_not_fit("2");
+        scene.writer.client = client_whose_patches_do_not_fit(node, "2");
         assert_eq!(scene.reconcile_key(key.clone()).await, WriteResult::Conflict, "{key:?}");
         assert!(!scene.writer.results.metrics.render().contains(&errors), "{key:?}");
-        scene.writer.client = client_whose_patches_do_not_fit(known);
+        scene.writer.client = client_whose_patches_do_not_fit(node, known);
         let result = scene.reconcile_key(key.clone()).await;
         assert!(matches!(result, WriteResult::Refused(_)), "{key:?}: {result:?}");
         assert!(scene.writer.results.metrics.render().contains(&errors), "{key:?}");
@@ -267,7 +286,7 @@ async fn node_that_was_read_after_a_lost_race_is_what_the_next_patch_is_made_for
     let bare = json!({"metadata": {"name": "n", "uid": "u", "resourceVersion": "1"}});
     let labels = policy(&json!({"nodeSelector": {}, "labels": {"x": "y"}}));
     let mut scene = Scene::new(503, vec![labels], &bare, vec![]);
-    scene.writer.client = client_whose_patches_do_not_fit("7");
+    scene.writer.client = client_whose_patches_do_not_fit(&bare, "7");
     assert_eq!(scene.reconcile().await, WriteResult::Conflict);
     scene.writer.client = client(403, scene.requests.clone());
     scene.reconcile().await;
