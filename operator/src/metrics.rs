@@ -190,6 +190,22 @@ mod tests {
     use super::*;
 
     #[test]
+    fn numbers_of_the_cluster_are_metrics_without_labels() {
+        let metrics = OperatorMetrics::new();
+        metrics.set_unreadable_policies(1);
+        metrics.set_outdated_discovery(2);
+        metrics.set_removal_nodes(3);
+        let text = metrics.render();
+        for line in [
+            "gpunode_operator_unreadable_policies 1",
+            "gpunode_operator_discovery_outdated_nodes 2",
+            "gpunode_operator_removal_waiting_nodes 3",
+        ] {
+            assert!(text.lines().any(|of| of == line), "{line} is not in {text}");
+        }
+    }
+
+    #[test]
     fn series_of_deleted_policies_are_dropped() {
         let metrics = OperatorMetrics::new();
         metrics.set_conditions(["gone", "p"].map(|policy| (policy.to_owned(), ConditionType::Stalled, true)));
