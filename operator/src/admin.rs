@@ -83,3 +83,50 @@ impl AdminServer {
 fn beside(leader: &OtherLeader) -> String {
     format!("{leader} another installation of gpunode; uninstall one of them")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        index::{ClusterIndex, cache::WatchUpdate, effects::Effects, message::IndexMessage},
+        reconcile::IndexOwner,
+    };
+    use gpunode_plan::AgentPodSettings;
+    use jiff::Timestamp;
+
+    #[test]
+    fn second_installation_is_not_ready_and_says_who_leads() {
+        let pods = AgentPodSettings {
+            namespace: "ns".to_owned(),
+            image: "image".to_owned(),
+            allowed: None,
+        };
+        let (mut owned_index, index) = IndexOwner::new(ClusterIndex::new(pods, true));
+        let leader = OtherLeader::sample("elsewhere", "pod", "1.2.3");
+        let (leaders, other_leader) = watch::channel(Some(leader));
+        let server = AdminServer {
+            address: ([127, 0, 0, 1], 0).into(),
+            index,
+            heartbeat: watch::channel(Instant::now()).1,
+            leadership: Leadership::until(Instant::now()),
+            other_leader,
+            metrics: Arc::new(OperatorMetrics::new()),
+        };
+        let unready = |text| TextResponse::line(StatusCode::SERVICE_UNAVAILABLE, text);
+        assert_eq!(server.answer("/readyz"), unready("caches are not synced yet"));
+        for message in [
+            IndexMessage::Policies(WatchUpdate::Listed(vec![])),
+            IndexMessage::Nodes(WatchUpdate::Listed(vec![])),
+            IndexMessage::GpuNodes(WatchUpdate::Listed(vec![])),
+            IndexMessage::DaemonSets(WatchUpdate::Listed(vec![])),
+        ] {
+            let now = Timestamp::now();
+            owned_index.lock().apply(message, now, &mut Effects::default());
+        }
+        let text =
+            "pod in namespace elsewhere (version 1.2.3) leads another installation of gpunode; uninstall one of them";
+        assert_eq!(server.answer("/readyz"), unready(text));
+        leaders.send_replace(None);
+        assert_eq!(server.answer("/readyz"), TextResponse::line(StatusCode::OK, "ok"));
+    }
+}

@@ -36,6 +36,17 @@ impl fmt::Display for OtherLeader {
 }
 
 impl OtherLeader {
+    /// A leader of this version.
+    #[cfg(test)]
+    pub fn sample(namespace: &str, holder: &str, version: &str) -> Self {
+        Self {
+            namespace: namespace.to_owned(),
+            holder: holder.to_owned(),
+            version: Some(version.to_owned()),
+            acquired: None,
+        }
+    }
+
     fn of(lease: &Lease) -> Option<Self> {
         let (meta, spec) = (&lease.metadata, lease.spec.as_ref()?);
         let annotations = meta.annotations.as_ref();
