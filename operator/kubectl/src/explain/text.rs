@@ -273,6 +273,23 @@ mod tests {
     }
 
     #[test]
+    fn a_policy_that_leaves_says_how_long_it_stays() {
+        let node = json!({"metadata": {"name": "n1", "uid": "u", "resourceVersion": "1", "labels": {"pool": "a"}}});
+        let facts = NodeFacts::of(&serde_json::from_value(node).expect("a node"));
+        let [_, t4, _] = policies();
+        let context = NodeContext::new(&facts, None, Timestamp::UNIX_EPOCH);
+        let mut explained = explain(&PolicySet::new(&[t4]), context);
+        explained.policies[0].leaves_after = Some(20);
+        let text = explanation(&explained, None, &[], false, TextWidth::UNLIMITED);
+        insta::assert_snapshot!(anstream::adapter::strip_str(&text).to_string(), @r#"
+        POLICY   PRIORITY   MODE      MATCHES   WHY
+        t4       10         Enforce   leaving   spec.nodeSelector.matchLabels[pool]: wants "b", node has "a"; what it has here stays for 20 s more, in case the label comes back
+
+        gpunode manages nothing on node n1
+        "#);
+    }
+
+    #[test]
     fn an_explanation_fits_a_terminal_of_80_columns() {
         insta::assert_snapshot!(shown(&policies(), TextWidth::of(80)), @r#"
         POLICY   PRIORITY   MODE      MATCHES
