@@ -115,6 +115,43 @@ pub fn definitions() -> [InstalledObject; 2] {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use k8s_openapi::api::{apps::v1::Deployment, core::v1::NodeSelectorRequirement};
+
+    /// Returns the weight that the operator's pods give to a node with labels of these keys.
+    fn operator_weight(labels: &[&str]) -> i32 {
+        let text = include_str!("../../../../manifests/default/operator.yaml");
+        let deployment: Deployment = serde_yaml::from_str(text).expect("a Deployment");
+        let pod = deployment.spec.and_then(|spec| spec.template.spec).expect("a pod");
+        let nodes = pod.affinity.and_then(|affinity| affinity.node_affinity);
+        let terms = nodes.and_then(|nodes| nodes.preferred_during_scheduling_ignored_during_execution);
+        let fits = |of: &NodeSelectorRequirement| match of.operator.as_str() {
+            "Exists" => labels.contains(&of.key.as_str()),
+            "DoesNotExist" => !labels.contains(&of.key.as_str()),
+            operator => panic!("{operator}"),
+        };
+        let terms = terms.expect("preferred nodes").into_iter();
+        terms
+            .filter(|term| term.preference.match_expressions.iter().flatten().all(fits))
+            .map(|term| term.weight)
+            .sum()
+    }
+
+    #[test]
+    fn operator_prefers_the_control_plane_and_every_node_without_gpu_to_one_with_gpus() {
+        let control_plane = "node-role.kubernetes.io/control-plane";
+        let plain = operator_weight(&[]);
+        assert!(operator_weight(&[control_plane]) > plain);
+        for gpu in [
+            gpunode_crds::GOVERNED_LABEL,
+            "nvidia.com/gpu.present",
+            "feature.node.kubernetes.io/pci-10de.present",
+            "cloud.google.com/gke-accelerator",
+            "kubernetes.azure.com/accelerator",
+            "k8s.amazonaws.com/accelerator",
+        ] {
+            assert!(operator_weight(&[gpu, control_plane]) < plain, "{gpu}");
+        }
+    }
 
     #[test]
     fn every_file_of_the_installation_is_known() {
