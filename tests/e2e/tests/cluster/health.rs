@@ -5,12 +5,12 @@ use crate::{
     samples,
 };
 use anyhow::{Context, Result, ensure};
-use gpunode_e2e::{Lab, T4, eventually};
+use gpunode_e2e::{Lab, NAMESPACE, T4, eventually};
 use gpunode_node_tests::Stopwatch;
 use gpunode_scenario::{RecoveryAction, Scenario, StateFile};
 use jiff::Timestamp;
 use serde_json::Value;
-use std::{fs, path::PathBuf, process::Command, time::Duration};
+use std::{fs, io, path::PathBuf, process::Command, time::Duration};
 
 const LIMIT: Duration = Duration::from_mins(3);
 const GPU: &str = "nvidia.com/gpu";
@@ -246,4 +246,67 @@ fn one_line_breaks_a_gpu_of_the_local_cluster_and_one_mends_it() -> Result<()> {
     gpu(&["recover"])?;
     broken?;
     lab.await_allocatable(T4, GPU, 4)
+}
+
+/// GPUs that are not on the PCI bus of the T4 node until this is dropped.
+struct RemovedGpus {
+    devices: PathBuf,
+    aside: PathBuf,
+}
+
+impl RemovedGpus {
+    fn remove(lab: &Lab) -> Result<Self> {
+        let bus = lab.cluster().folder().join("nodes").join(T4).join("sys-bus/pci");
+        let removed = Self {
+            devices: bus.join("devices"),
+            aside: bus.join("aside"),
+        };
+        fs::create_dir_all(&removed.aside)?;
+        for device in fs::read_dir(&removed.devices)?.collect::<io::Result<Vec<_>>>()? {
+            if fs::read_to_string(device.path().join("vendor"))?.trim() == "0x10de" {
+                fs::rename(device.path(), removed.aside.join(device.file_name()))?;
+            }
+        }
+        Ok(removed)
+    }
+}
+
+impl Drop for RemovedGpus {
+    fn drop(&mut self) {
+        // What fails here shows in the next test.
+        for device in fs::read_dir(&self.aside).into_iter().flatten().flatten() {
+            let _ = fs::rename(device.path(), self.devices.join(device.file_name()));
+        }
+        let _ = fs::remove_dir(&self.aside);
+    }
+}
+
+#[test]
+#[ignore = "needs the local cluster: make test"]
+fn discovery_that_starts_on_a_node_without_its_gpus_reports_them_missing() -> Result<()> {
+    let lab = Lab::enter()?;
+    // By another pod than an earlier one.
+    let await_report = |earlier: &str, are_missing: bool| {
+        eventually(
+            &format!("discovery says that GPUs are missing: {are_missing}"),
+            LIMIT,
+            || {
+                let pod = lab.agent_pod(T4, "discovery")?;
+                let status = lab.get(&["gpunode", T4])?["status"].clone();
+                ensure!(pod != earlier && status["agent"]["pod"] == pod, "{}", status["agent"]);
+                let gpus = status["gpus"].as_array().context("find the GPUs")?;
+                let is_as_expected = |gpu: &Value| gpu["missingSince"].is_null() != are_missing;
+                ensure!(gpus.len() == 4 && gpus.iter().all(is_as_expected), "{gpus:?}");
+                Ok(pod)
+            },
+        )
+    };
+    let first = await_report("", false)?;
+    let driver = Driver::of(&lab)?;
+    let gpus = RemovedGpus::remove(&lab)?;
+    driver.uninstall()?;
+    lab.kubectl(&["delete", "pod", "-n", NAMESPACE, &first, "--timeout=60s"])?;
+    await_report(&first, true)?;
+    drop((gpus, driver));
+    await_report(&first, false).map(drop)
 }
