@@ -3,7 +3,7 @@
 /// State of this process's caches: who cannot see the cluster must not lead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CacheState {
-    /// A first list is missing, or a watch cannot be started for a minute.
+    /// A first list is missing, or a kind cannot be listed or watched for a minute.
     Cold,
     /// The caches follow the cluster.
     Warm {

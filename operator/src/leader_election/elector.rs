@@ -46,9 +46,7 @@ pub enum LeaseError {
     #[error("give up lease {NAME}: {0}; two installations must not write to one cluster, so uninstall one of them")]
     OtherInstallation(OtherLeader),
     /// This process no longer sees the cluster.
-    #[error(
-        "give up lease {NAME}: a watch could not be started for a minute; check the operator's permissions and the CRDs"
-    )]
+    #[error("give up lease {NAME}: a list or watch failed for a minute; check the operator's permissions and the CRDs")]
     CachesCold,
 }
 
@@ -227,12 +225,13 @@ impl LeaderElector {
         }
         let lease = self.leases.get_opt(NAME).await?;
         let now = Instant::now();
+        let is_first_install = caches == CacheState::Warm { is_first_install: true };
+        let may_still_be_held = self.may_still_be_held(lease.as_ref(), is_first_install, now);
         if let Some(holder) = self.valid_holder(lease.as_ref(), now) {
             return Ok(LeaseAttempt::HeldBy(holder));
         }
         if !self.is_leading() {
-            let is_first_install = caches == CacheState::Warm { is_first_install: true };
-            if self.may_still_be_held(lease.as_ref(), is_first_install, now) {
+            if may_still_be_held {
                 return Ok(LeaseAttempt::Deleted);
             }
             // Who comes second does not lead, whatever its version.
@@ -250,9 +249,13 @@ impl LeaderElector {
         };
         self.observed = None;
         self.missing_since = None;
+        let is_leading = self.is_leading();
+        // Renewed, even if the look at others fails or takes too long.
+        if is_leading {
+            self.until.send_replace(Some(until));
+        }
         // Looks again with the Lease in hand: of two installations that take theirs at the same time, one sees the other.
         let Leaders { own, others } = self.leaders().await?;
-        let is_leading = self.is_leading();
         let stays = |other: &OtherLeader| is_leading && own.as_ref().is_some_and(|own| own.precedes(other));
         if let Some(leader) = others.into_iter().find(|other| !stays(other)) {
             if !is_leading {
@@ -270,22 +273,27 @@ impl LeaderElector {
         let named = if self.is_leading() { named.match_any() } else { named };
         let leases = match self.all_leases.list(&named).await {
             Ok(leases) => leases.items,
-            Err(kube::Error::Api(status)) if status.code == 403 => {
-                let error = format!("{}; a second installation goes unnoticed", status.message);
-                if let Some(error) = self.list_errors.set(Some(error)) {
-                    tracing::warn!(error, "cannot list the leases of other installations");
+            // Who leads keeps the Lease: others look at it before they lead.
+            Err(error) if self.is_leading() || is_forbidden(&error) => {
+                if let Some(error) = self.list_errors.changed(error) {
+                    tracing::warn!(
+                        error,
+                        "cannot list the leases of other installations; a second one goes unnoticed"
+                    );
                 }
-                Vec::new()
+                return Ok(Leaders::default());
             }
             Err(error) => return Err(error),
         };
+        self.list_errors.clear();
         let now = (Instant::now(), Timestamp::now());
         Ok(self.installations.observe(&leases, &self.namespace, now.0, now.1))
     }
 
-    /// Gives the Lease back at once.
+    /// Gives the Lease back at once. Without a time, other installations do not wait for the next holder.
     async fn hand_back(&self, mut held: Lease) -> kube::Result<()> {
-        held.spec.get_or_insert_default().holder_identity = None;
+        let spec = held.spec.get_or_insert_default();
+        (spec.holder_identity, spec.renew_time) = (None, None);
         self.leases.replace(NAME, &PostParams::default(), &held).await.map(drop)
     }
 
@@ -339,6 +347,10 @@ impl LeaderElector {
         });
         lease
     }
+}
+
+fn is_forbidden(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Api(status) if status.code == 403)
 }
 
 #[cfg(test)]

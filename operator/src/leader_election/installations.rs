@@ -2,7 +2,7 @@
 
 use crate::leader_election::lease_record::{LeaseRecord, ObservedLease};
 use k8s_openapi::{
-    api::coordination::v1::Lease,
+    api::coordination::v1::{Lease, LeaseSpec},
     jiff::{SignedDuration, Timestamp},
 };
 use std::{cmp::Ordering, collections::BTreeMap, fmt};
@@ -10,14 +10,20 @@ use tokio::time::Instant;
 
 /// Annotation of a Lease with the version of its holder. Versions before it look at no other installation.
 pub const VERSION_ANNOTATION: &str = "gpunode.dev/version";
-/// A Lease that was not renewed for this time, by the wall clocks, has ended however much they differ.
+/// A Lease that was not renewed for this time, by the wall clocks, has ended, unless it is seen to be renewed.
 const SURELY_ENDED: SignedDuration = SignedDuration::from_mins(5);
+/// A Lease that was released within this time, by the wall clocks, is about to be taken by the next replica.
+const JUST_RELEASED: SignedDuration = SignedDuration::from_mins(1);
+/// Namespace of the kubelets' Leases, which have the names of nodes.
+const KUBELETS: &str = "kube-node-lease";
+/// Longest text that is taken from another Lease.
+const MAX_TEXT: usize = 253;
 
 /// The leader of another installation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OtherLeader {
     pub namespace: String,
-    /// Name of its pod.
+    /// Name of its pod; empty if it released the Lease.
     pub holder: String,
     /// None for a version that looks at no other installation.
     pub version: Option<String>,
@@ -27,11 +33,12 @@ pub struct OtherLeader {
 impl fmt::Display for OtherLeader {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let version = self.version.as_deref().unwrap_or("unknown");
-        write!(
-            f,
-            "{} in namespace {} (version {version}) leads",
-            self.holder, self.namespace
-        )
+        let holder = if self.is_released() {
+            "an operator"
+        } else {
+            &self.holder
+        };
+        write!(f, "{holder} in namespace {} (version {version}) leads", self.namespace)
     }
 }
 
@@ -50,17 +57,25 @@ impl OtherLeader {
     fn of(lease: &Lease) -> Option<Self> {
         let (meta, spec) = (&lease.metadata, lease.spec.as_ref()?);
         let annotations = meta.annotations.as_ref();
+        let bounded = |text: &String| text.chars().take(MAX_TEXT).collect::<String>();
         Some(Self {
             namespace: meta.namespace.clone()?,
-            holder: spec.holder_identity.clone().filter(|holder| !holder.is_empty())?,
-            version: annotations.and_then(|all| all.get(VERSION_ANNOTATION)).cloned(),
+            holder: spec.holder_identity.as_ref().map(bounded).unwrap_or_default(),
+            version: annotations.and_then(|all| all.get(VERSION_ANNOTATION)).map(bounded),
             acquired: spec.acquire_time.as_ref().map(|time| time.0),
         })
+    }
+
+    fn is_released(&self) -> bool {
+        self.holder.is_empty()
     }
 
     /// Returns true if this leader keeps its Lease beside a leader of the other installation, and that one gives way: the newer
     /// version, then who led first. A version that looks at nobody gives way to nobody.
     pub fn precedes(&self, other: &Self) -> bool {
+        if other.is_released() {
+            return true;
+        }
         let (Some(mine), Some(theirs)) = (&self.version, &other.version) else {
             return self.version.is_none();
         };
@@ -83,7 +98,7 @@ pub struct Installations {
 }
 
 /// Leaders of all installations.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Leaders {
     /// That of this installation.
     pub own: Option<OtherLeader>,
@@ -96,22 +111,13 @@ impl Installations {
     pub fn observe(&mut self, leases: &[Lease], own_namespace: &str, now: Instant, wall: Timestamp) -> Leaders {
         let mut own = None;
         for lease in leases {
-            let (Some(namespace), Some(spec)) = (&lease.metadata.namespace, &lease.spec) else {
+            let (Some(leader), Some(spec)) = (OtherLeader::of(lease), &lease.spec) else {
                 continue;
             };
-            let leader = OtherLeader::of(lease);
-            if namespace == own_namespace {
-                own = leader;
-                continue;
-            }
-            // One that was released ends after its duration: in an upgrade, the next replica there is about to take it.
-            let Some(leader) = leader else { continue };
-            let before = self.observed.remove(namespace).map(|(_, before)| before);
-            let renewed = spec.renew_time.as_ref().map(|time| time.0);
-            let has_ended = renewed.is_some_and(|renewed| wall.duration_since(renewed) > SURELY_ENDED);
-            if !has_ended {
-                let observed = ObservedLease::next(before, LeaseRecord::of(spec), spec.lease_duration_seconds, now);
-                self.observed.insert(namespace.clone(), (leader, observed));
+            if leader.namespace == own_namespace {
+                own = Some(leader).filter(|own| !own.is_released());
+            } else if leader.namespace != KUBELETS {
+                self.observe_other(leader, spec, now, wall);
             }
         }
         // A Lease that still exists must stay known, or it would count as new at the next look.
@@ -125,5 +131,31 @@ impl Installations {
         let current = self.observed.values().filter(|(_, observed)| now < observed.expires);
         let others = current.map(|(leader, _)| leader.clone()).collect();
         Leaders { own, others }
+    }
+
+    fn observe_other(&mut self, leader: OtherLeader, spec: &LeaseSpec, now: Instant, wall: Timestamp) {
+        let record = LeaseRecord::of(spec);
+        let observed = match self.observed.remove(&leader.namespace) {
+            // One that is released ends after its duration: in an upgrade, the next replica there is about to take it.
+            Some(known) if leader.is_released() || known.1.record == record => known,
+            before => {
+                let mut observed = ObservedLease::next(None, record, spec.lease_duration_seconds, now);
+                let ends_after = if leader.is_released() {
+                    JUST_RELEASED
+                } else {
+                    SURELY_ENDED
+                };
+                let has_ended = match &spec.renew_time {
+                    Some(renewed) => wall.duration_since(renewed.0) > ends_after,
+                    None => leader.is_released(),
+                };
+                // One that is renewed while it is observed has not ended, whatever the wall clocks say.
+                if before.is_none() && has_ended {
+                    observed.expires = now;
+                }
+                (leader.clone(), observed)
+            }
+        };
+        self.observed.insert(leader.namespace, observed);
     }
 }

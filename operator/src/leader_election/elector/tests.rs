@@ -20,9 +20,17 @@ fn elector() -> (LeaderElector, Leadership) {
     LeaderElector::new(Client::new(service, "default"), "ns", "me", Box::new(|| WARM))
 }
 
-/// The Leases of an API server, by namespace.
+/// The Leases of an API server, by namespace, and how it answers lists.
 #[derive(Clone, Default)]
-struct Leases(Arc<Mutex<BTreeMap<String, Value>>>);
+struct Leases(Arc<Mutex<BTreeMap<String, Value>>>, Arc<Mutex<Lists>>);
+
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+enum Lists {
+    #[default]
+    Answered,
+    Failing,
+    Hanging,
+}
 
 impl Leases {
     /// An elector of this namespace.
@@ -33,6 +41,10 @@ impl Leases {
             async move {
                 let (head, body) = request.into_parts();
                 let body = serde_json::from_slice(&body.collect_bytes().await.unwrap()).unwrap_or_default();
+                let lists = *leases.1.lock().unwrap();
+                if lists == Lists::Hanging && !head.uri.path().contains("/namespaces/") {
+                    std::future::pending::<()>().await;
+                }
                 let (code, answer) = leases.answer(&head.method, head.uri.path(), body);
                 let response = Response::builder().status(code);
                 Ok::<_, Infallible>(response.body(Body::from(answer.to_string().into_bytes())).unwrap())
@@ -56,6 +68,9 @@ impl Leases {
             )
         };
         let Some((_, path)) = path.split_once("/namespaces/") else {
+            if *self.1.lock().unwrap() == Lists::Failing {
+                return failure(429, "TooManyRequests");
+            }
             let items: Vec<_> = leases.values().cloned().collect();
             return (
                 200,
@@ -99,6 +114,12 @@ impl Leases {
         let mut leases = self.0.lock().unwrap();
         let lease = leases.get_mut(namespace).unwrap();
         lease["spec"]["holderIdentity"] = Value::Null;
+    }
+
+    /// Renews the Lease of a namespace by a clock that is so many seconds behind.
+    fn renew(&self, namespace: &str, seconds_behind: i64) {
+        let at = Timestamp::now() - k8s_openapi::jiff::SignedDuration::from_secs(seconds_behind);
+        self.0.lock().unwrap().get_mut(namespace).unwrap()["spec"]["renewTime"] = json!(MicroTime(at));
     }
 
     fn delete(&self, namespace: &str) {
@@ -223,6 +244,21 @@ async fn leader_that_cannot_renew_stops() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn leader_goes_on_while_lists_fail_or_hang_and_nobody_else_begins() {
+    for lists in [Lists::Failing, Lists::Hanging] {
+        let leases = Leases::default();
+        let mut leader = leases.elector("a", FIRST_INSTALL);
+        assert!(matches!(leader.attempt_once().await, LeaseAttempt::Held(_)));
+        *leases.1.lock().unwrap() = lists;
+        let ended = timeout(LEASE_DURATION * 4, leader.run()).await;
+        assert!(ended.is_err(), "{lists:?}: {ended:?}");
+        let mut fresh = leases.elector("b", FIRST_INSTALL);
+        let ended = timeout(LEASE_DURATION * 4, fresh.run()).await;
+        assert!(ended.is_err() && !fresh.is_leading(), "{lists:?}: {ended:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn second_installation_does_not_lead_and_names_the_leader_until_that_ends() {
     let leases = Leases::default();
     let mut first = leases.elector("a", FIRST_INSTALL);
@@ -283,6 +319,67 @@ async fn installation_whose_operator_is_replaced_keeps_its_place() {
     leases.release("a");
     tokio::time::advance(LEASE_DURATION).await;
     assert!(matches!(second.attempt_once().await, LeaseAttempt::Held(_)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn installation_that_was_just_released_keeps_its_place_before_an_operator_that_starts_then() {
+    let leases = Leases::default();
+    leases.set("a", Some("0.1.0"), 30);
+    leases.release("a");
+    let mut second = leases.elector("b", FIRST_INSTALL);
+    let attempt = second.attempt_once().await;
+    let LeaseAttempt::LedElsewhere(leader) = &attempt else {
+        panic!("{attempt:?}")
+    };
+    assert_eq!(
+        leader.to_string(),
+        "an operator in namespace a (version 0.1.0) leads",
+        "its next replica is about to lead"
+    );
+    tokio::time::advance(LEASE_DURATION).await;
+    assert!(matches!(second.attempt_once().await, LeaseAttempt::Held(_)));
+    // Who leads keeps the Lease.
+    leases.set("c", None, 0);
+    leases.release("c");
+    assert!(matches!(second.attempt_once().await, LeaseAttempt::Held(_)));
+    // Released long ago.
+    let leases = Leases::default();
+    leases.set("a", Some("0.1.0"), 90);
+    leases.release("a");
+    let mut second = leases.elector("b", FIRST_INSTALL);
+    assert!(matches!(second.attempt_once().await, LeaseAttempt::Held(_)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn leader_whose_clock_is_behind_is_seen_by_its_renewals() {
+    let leases = Leases::default();
+    leases.set("a", Some("99.0.0"), 600);
+    let mut elector = leases.elector("b", FIRST_INSTALL);
+    assert!(
+        matches!(elector.attempt_once().await, LeaseAttempt::Held(_)),
+        "nobody renewed it for ten minutes"
+    );
+    for _ in 0..2 {
+        leases.renew("a", 595);
+        for _ in 0..2 {
+            let attempt = elector.attempt_once().await;
+            assert!(matches!(attempt, LeaseAttempt::LedElsewhere(_)), "{attempt:?}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn lease_of_a_kubelet_is_none_of_an_operator_and_long_texts_are_cut() {
+    let leases = Leases::default();
+    leases.set("kube-node-lease", None, 0);
+    let mut elector = leases.elector("b", FIRST_INSTALL);
+    assert!(matches!(elector.attempt_once().await, LeaseAttempt::Held(_)));
+    leases.set("a", Some(&"9".repeat(10_000)), 0);
+    let attempt = leases.elector("c", FIRST_INSTALL).attempt_once().await;
+    let LeaseAttempt::LedElsewhere(leader) = &attempt else {
+        panic!("{attempt:?}")
+    };
+    assert_eq!(leader.version.as_ref().map(String::len), Some(253));
 }
 
 #[tokio::test(start_paused = true)]
@@ -354,6 +451,18 @@ async fn fresh_replica_takes_a_lease_that_is_missing_after_its_duration_and_at_o
     let leases = Leases::default();
     let mut first = leases.elector("a", FIRST_INSTALL);
     assert!(matches!(first.attempt_once().await, LeaseAttempt::Held(_)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn standby_takes_a_lease_that_was_deleted_after_one_duration() {
+    let leases = Leases::default();
+    leases.set("a", Some("0.1.0"), 0);
+    let mut standby = leases.elector("a", WARM);
+    assert!(matches!(standby.attempt_once().await, LeaseAttempt::HeldBy(_)));
+    leases.delete("a");
+    assert!(matches!(standby.attempt_once().await, LeaseAttempt::HeldBy(_)));
+    tokio::time::advance(LEASE_DURATION).await;
+    assert!(matches!(standby.attempt_once().await, LeaseAttempt::Held(_)));
 }
 
 #[tokio::test(start_paused = true)]
