@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize, Serializer};
 use std::fmt;
 
 /// Files of `manifests/default`, in the order of its kustomization.
-const FILES: [(&str, &str); 8] = [
+const FILES: [(&str, &str); 9] = [
     (
         "namespace.yaml",
         include_str!("../../../../manifests/default/namespace.yaml"),
@@ -36,6 +36,10 @@ const FILES: [(&str, &str); 8] = [
     (
         "admission-kubelets.yaml",
         include_str!("../../../../manifests/default/admission-kubelets.yaml"),
+    ),
+    (
+        "admission-leases.yaml",
+        include_str!("../../../../manifests/default/admission-leases.yaml"),
     ),
     (
         "operator.yaml",
@@ -188,6 +192,8 @@ mod tests {
         validatingadmissionpolicybindings ValidatingAdmissionPolicyBinding gpunode-agent-events
         validatingadmissionpolicies ValidatingAdmissionPolicy gpunode-kubelets
         validatingadmissionpolicybindings ValidatingAdmissionPolicyBinding gpunode-kubelets
+        validatingadmissionpolicies ValidatingAdmissionPolicy gpunode-leases
+        validatingadmissionpolicybindings ValidatingAdmissionPolicyBinding gpunode-leases
         deployments Deployment elsewhere/gpunode-operator
         poddisruptionbudgets PodDisruptionBudget elsewhere/gpunode-operator
         ");

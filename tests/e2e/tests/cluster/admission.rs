@@ -298,6 +298,36 @@ fn an_agent_sends_events_about_its_own_node_and_about_nothing_else() -> Result<(
 
 #[test]
 #[ignore = "needs the local cluster: make test"]
+fn who_may_edit_one_namespace_cannot_write_the_lease_of_an_operator() -> Result<()> {
+    let lab = Lab::enter()?;
+    let account = "--serviceaccount=default:tenant";
+    lab.kubectl(&["create", "rolebinding", "tenant", "--clusterrole=edit", account])?;
+    let create = |name: &str| {
+        let lease = format!(
+            "apiVersion: coordination.k8s.io/v1\nkind: Lease\nmetadata: {{name: {name}, namespace: default}}\nspec: {{holderIdentity: \
+             x, leaseDurationSeconds: 60}}\n"
+        );
+        let tenant = "--as=system:serviceaccount:default:tenant";
+        lab.kubectl_with_input(&["create", tenant, "-f", "-"], &lease)
+    };
+    let own = eventually("the tenant may write a Lease", Duration::from_secs(20), || {
+        let output = create("tenant")?;
+        ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        Ok(())
+    });
+    let forged = create("gpunode-operator");
+    let leftovers = ["rolebinding/tenant", "lease/tenant", "lease/gpunode-operator"];
+    lab.kubectl(&[&["delete", "-n", "default", "--ignore-not-found"][..], &leftovers].concat())?;
+    own?;
+    refused(
+        "the Lease of an operator",
+        &forged?,
+        "only somebody who may patch nodes may write it",
+    )
+}
+
+#[test]
+#[ignore = "needs the local cluster: make test"]
 fn a_policy_with_an_image_that_is_not_allowed_is_refused_in_status_and_by_the_sample_at_apply() -> Result<()> {
     let lab = Lab::enter()?;
     let policy = |image: &str| {
