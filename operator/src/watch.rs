@@ -2,7 +2,7 @@
 //!
 //! | module | what it does |
 //! |---|---|
-//! | `watch_health` | watches that cannot be started |
+//! | `watch_health` | kinds that cannot be listed or watched |
 //! | `trim` | trims objects to the fields that the planner reads |
 
 mod trim;
@@ -111,7 +111,10 @@ async fn watch<K, T>(
     while let Some(event) = events.next().await {
         let kind = K::plural(&());
         match &event {
-            Ok(_) => outputs.health.worked(&kind),
+            Ok(Event::Init) => outputs.health.began_list(&kind, Instant::now()),
+            // The next page may still fail.
+            Ok(Event::InitApply(_)) => {}
+            Ok(Event::InitDone | Event::Apply(_) | Event::Delete(_)) => outputs.health.worked(&kind),
             Err(error) => outputs.health.failed(&kind, error, Instant::now()),
         }
         let update = match event {
@@ -145,5 +148,64 @@ fn deleted(object: &impl Resource<DynamicType = ()>) -> DeletedObject {
     DeletedObject {
         name: meta.name.clone().unwrap_or_default(),
         version: meta.resource_version.clone().unwrap_or_default(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use http::{Request, Response};
+    use kube::client::Body;
+    use std::{convert::Infallible, time::Duration};
+    use tokio::time::timeout;
+
+    /// Watches nodes of an API server that answers lists so, for a little more than a minute.
+    async fn is_failing_after_a_minute(answer: impl Fn(&str) -> Option<(u16, &'static str)> + Send + 'static) -> bool {
+        let service = tower::service_fn(move |request: Request<Body>| {
+            let answer = answer(request.uri().query().unwrap_or_default());
+            async move {
+                let Some((code, body)) = answer else {
+                    return std::future::pending().await;
+                };
+                let response = Response::builder().status(code);
+                Ok::<_, Infallible>(response.body(Body::from(body.as_bytes().to_vec())).unwrap())
+            }
+        });
+        let (messages, _received) = mpsc::channel(8);
+        let health = WatchHealth::default();
+        let outputs = WatchOutputs {
+            messages: &messages,
+            health: &health,
+        };
+        let nodes = Api::all(Client::new(service, "default"));
+        let read = |node: Lenient<Node>| node.read().map(|node| NodeFacts::of(&node));
+        let watched = timeout(
+            Duration::from_secs(62),
+            watch(&outputs, nodes, read, IndexMessage::Nodes),
+        )
+        .await;
+        assert!(watched.is_err(), "a watch has no end");
+        health.is_failing(Instant::now())
+    }
+
+    const FAILURE: &str =
+        r#"{"kind": "Status", "status": "Failure", "code": 500, "reason": "InternalError", "message": "x"}"#;
+    const FIRST_PAGE: &str = r#"{"kind": "NodeList", "apiVersion": "v1", "metadata": {"resourceVersion": "1", "continue": "more"},
+        "items": [{"metadata": {"name": "n", "resourceVersion": "1"}}]}"#;
+    const ONLY_PAGE: &str =
+        r#"{"kind": "NodeList", "apiVersion": "v1", "metadata": {"resourceVersion": "1"}, "items": []}"#;
+
+    #[tokio::test(start_paused = true)]
+    async fn list_that_fails_hangs_or_lacks_a_page_for_a_minute_is_a_failing_watch() {
+        assert!(is_failing_after_a_minute(|_| Some((500, FAILURE))).await);
+        assert!(is_failing_after_a_minute(|_| None).await, "no answer");
+        let second_page_fails = |query: &str| {
+            let is_second = query.contains("continue=");
+            Some(if is_second { (500, FAILURE) } else { (200, FIRST_PAGE) })
+        };
+        assert!(is_failing_after_a_minute(second_page_fails).await);
+        // The watch itself starts and brings nothing.
+        let works = |query: &str| (!query.contains("watch=")).then_some((200, ONLY_PAGE));
+        assert!(!is_failing_after_a_minute(works).await);
     }
 }

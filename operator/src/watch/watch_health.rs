@@ -1,4 +1,4 @@
-//! Watches that cannot be started.
+//! Kinds that cannot be listed or watched.
 
 use kube::runtime::watcher::Error;
 use std::{
@@ -8,48 +8,60 @@ use std::{
 };
 use tokio::time::Instant;
 
-/// A watch that cannot be started for this long does not follow the cluster.
+/// A kind that cannot be listed or watched for this long does not follow the cluster.
 const FAILING_AFTER: Duration = Duration::from_mins(1);
-/// Tries are at most this far apart. A watch that starts and brings nothing tells so by no further error alone.
+/// Starts of a watch are at most this far apart. A watch that starts and brings nothing tells so by no further error alone.
 const LONGEST_PAUSE: Duration = Duration::from_secs(90);
 
-/// Errors in a row, by kind of object.
+/// What is wrong, by kind of object.
 #[derive(Clone, Debug, Default)]
-pub struct WatchHealth(Arc<Mutex<HashMap<String, FailedStarts>>>);
+pub struct WatchHealth(Arc<Mutex<HashMap<String, Trouble>>>);
 
 #[derive(Clone, Copy, Debug)]
-struct FailedStarts {
-    first: Instant,
-    last: Instant,
+enum Trouble {
+    /// The list is not complete, however many attempts there were.
+    Listing { since: Instant },
+    /// The watch could not be started.
+    FailedStarts { first: Instant, last: Instant },
 }
 
 impl WatchHealth {
+    /// Records that a list begins, or begins again.
+    pub fn began_list(&self, kind: &str, now: Instant) {
+        let mut all = self.lock();
+        if !matches!(all.get(kind), Some(Trouble::Listing { .. })) {
+            all.insert(kind.to_owned(), Trouble::Listing { since: now });
+        }
+    }
+
     /// Records an error of a watch. One that ends after it was started has worked until then.
     pub fn failed(&self, kind: &str, error: &Error, now: Instant) {
         match error {
-            Error::InitialListFailed(_) | Error::WatchStartFailed(_) | Error::NoResourceVersion => {
+            Error::WatchStartFailed(_) => {
                 let mut all = self.lock();
-                let failed = all
-                    .entry(kind.to_owned())
-                    .or_insert(FailedStarts { first: now, last: now });
-                if now - failed.last > LONGEST_PAUSE {
-                    failed.first = now;
-                }
-                failed.last = now;
+                let first = match all.get(kind) {
+                    Some(Trouble::FailedStarts { first, last }) if now - *last <= LONGEST_PAUSE => *first,
+                    _ => now,
+                };
+                all.insert(kind.to_owned(), Trouble::FailedStarts { first, last: now });
             }
+            // A list begins next, or begins again.
+            Error::InitialListFailed(_) | Error::NoResourceVersion => {}
             Error::WatchError(_) | Error::WatchFailed(_) => self.worked(kind),
         }
     }
 
-    /// Records that a watch brought something.
+    /// Records that a list is complete, or that a watch brought something.
     pub fn worked(&self, kind: &str) {
         self.lock().remove(kind);
     }
 
-    /// True if a watch could not be started for a minute.
+    /// True if a kind could not be listed or watched for a minute.
     pub fn is_failing(&self, now: Instant) -> bool {
-        let is_failing =
-            |failed: &FailedStarts| failed.last - failed.first >= FAILING_AFTER && now - failed.last <= LONGEST_PAUSE;
+        let is_failing = |trouble: &Trouble| match *trouble {
+            Trouble::Listing { since } => now - since >= FAILING_AFTER,
+            Trouble::FailedStarts { first, last } => last - first >= FAILING_AFTER && now - last <= LONGEST_PAUSE,
+        };
         self.lock().values().any(is_failing)
     }
 
@@ -63,13 +75,17 @@ impl WatchHealth {
 mod tests {
     use super::*;
 
+    fn not_started() -> Error {
+        Error::WatchStartFailed(kube::Error::LinesCodecMaxLineLengthExceeded)
+    }
+
     #[tokio::test(start_paused = true)]
     async fn watch_fails_when_it_cannot_be_started_for_a_minute_and_until_it_brings_something() {
         let health = WatchHealth::default();
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         for (seconds, is_failing) in [(0, false), (30, false), (59, false), (61, true)] {
-            health.failed("nodes", &Error::NoResourceVersion, at(seconds));
+            health.failed("nodes", &not_started(), at(seconds));
             assert_eq!(health.is_failing(at(seconds)), is_failing, "{seconds}");
         }
         health.worked("policies");
@@ -84,11 +100,25 @@ mod tests {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         for seconds in [0, 300, 600] {
-            health.failed("nodes", &Error::NoResourceVersion, at(seconds));
+            health.failed("nodes", &not_started(), at(seconds));
             assert!(!health.is_failing(at(seconds)));
         }
-        health.failed("nodes", &Error::NoResourceVersion, at(670));
+        health.failed("nodes", &not_started(), at(670));
         assert!(health.is_failing(at(670)));
         assert!(!health.is_failing(at(800)), "no error since, so the watch was started");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn list_fails_when_it_is_not_complete_for_a_minute_however_often_it_begins() {
+        let health = WatchHealth::default();
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        for (seconds, is_failing) in [(0, false), (30, false), (59, false), (60, true), (300, true)] {
+            health.began_list("nodes", at(seconds));
+            health.failed("nodes", &Error::NoResourceVersion, at(seconds));
+            assert_eq!(health.is_failing(at(seconds)), is_failing, "{seconds}");
+        }
+        health.worked("nodes");
+        assert!(!health.is_failing(at(300)));
     }
 }
