@@ -11,7 +11,7 @@ pub struct OperatorArgs {
     #[arg(long, env = "AGENT_IMAGE")]
     pub agent_image: String,
 
-    /// Registries and repositories, separated by commas, whose images policies may use in `spec.image`. Default: the
+    /// Registries and repositories, separated by commas, whose images policies may use in `spec.image`. If empty: the
     /// repository of the agent's image.
     #[arg(long, env = "AGENT_IMAGES", value_delimiter = ',')]
     pub agent_images: Vec<String>,

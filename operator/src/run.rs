@@ -35,11 +35,7 @@ const INDEX_MESSAGES: usize = 64;
 pub async fn run(args: OperatorArgs) -> Result<()> {
     let config = client_config().await?;
     let client = Client::try_from(config.clone()).context("make a client for the API server")?;
-    let allowed = if args.agent_images.is_empty() {
-        AgentImages::of_agent(&args.agent_image)
-    } else {
-        AgentImages::new(&args.agent_images).context("read AGENT_IMAGES")?
-    };
+    let allowed = AgentImages::of_operator(&args.agent_image, &args.agent_images).context("read AGENT_IMAGES")?;
     let agent_pods = AgentPodSettings {
         namespace: args.namespace.clone(),
         image: args.agent_image,

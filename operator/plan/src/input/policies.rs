@@ -65,7 +65,7 @@ pub struct PolicyDevicePlugin {
     resources: BTreeSet<String>,
     /// Configuration, where MIG devices get names by profile as well.
     mig_by_profile: Option<AgentConfig>,
-    /// Image of the agent, if the policy sets one that it may use.
+    /// Image of the agent, with its registry if it was checked; none if the policy sets none or may not use it.
     pub image: Option<String>,
     /// True if the policy sets an image that it may not use. Its agents keep the image that they have.
     pub is_image_refused: bool,
@@ -268,9 +268,11 @@ impl Policy {
     /// Refuses the policy's image if it is none of these. The configuration in force stays on its nodes.
     fn refuse_image(&mut self, images: &AgentImages) {
         let Some(plugin) = &mut self.device_plugin else { return };
-        let Some(image) = plugin.image.take_if(|image| !images.allows(image)) else {
+        let Some(image) = plugin.image.take() else { return };
+        if let Some(allowed) = images.allowed(&image) {
+            plugin.image = Some(allowed);
             return;
-        };
+        }
         plugin.is_image_refused = true;
         plugin.document = None;
         plugin.mig_by_profile = None;
