@@ -11,5 +11,7 @@ mod list;
 mod request_error;
 
 pub use connection::{TIMEOUT, connect};
-pub use list::{ListedObjects, UnreadableObject, list, list_permitted, list_some, require, unreadable_lines, warn};
+pub use list::{
+    ListedObjects, UnreadableObject, list, list_permitted, list_some, require, unreadable_lines, unreadable_names, warn,
+};
 pub use request_error::{ForbiddenRequest, explain};

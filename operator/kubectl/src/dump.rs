@@ -273,6 +273,8 @@ mod tests {
                 containers:
                 - args:
                   - --gpu-labels=false
+                  - --agent-image=y
+                  - --agent-images=
                   name: operator
         "#);
     }

@@ -2,7 +2,7 @@
 //!
 //! | module | what it does |
 //! |---|---|
-//! | `operator` | tells from the operator's Deployment whether it writes GPU fact labels |
+//! | `operator` | tells from the operator's Deployment whether it writes GPU fact labels, and which agent images it allows |
 //! | `pods` | the pods of nodes, with what decides whether a taint evicts them |
 
 pub mod operator;
@@ -12,7 +12,7 @@ pub use pods::{KnownPods, RunningPod};
 
 use crate::{
     cli::{ClusterArgs, SourceArgs},
-    cluster::{self, ForbiddenRequest, ListedObjects, UnreadableObject},
+    cluster::{self, ForbiddenRequest, ListedObjects, UnreadableObject, unreadable_names},
     output::{plural, warn},
 };
 use anyhow::Context;
@@ -25,7 +25,7 @@ use k8s_openapi::api::{
     core::v1::{Node, Pod},
 };
 use kube::api::{DynamicObject, ListParams};
-use operator::{UnknownGpuLabels, gpu_labels, is_operator};
+use operator::{UnknownGpuLabels, agent_images, gpu_labels, is_operator};
 use serde::Deserialize;
 use std::{fs::File, io::Read, path::Path};
 
@@ -39,7 +39,8 @@ pub const DECISIVE_KINDS: [&str; 3] = ["GpuNodePolicy", "GpuNode", "Node"];
 const OLD: SignedDuration = SignedDuration::from_hours(24);
 
 /// Added to the reason for which the operator's setting for GPU fact labels is unknown.
-const DEFAULT_GPU_LABELS: &str = "; assuming that the operator writes GPU fact labels, which is its default";
+const DEFAULT_GPU_LABELS: &str = 
+    "; assuming that the operator writes GPU fact labels, which is its default, and allows every agent image";
 
 /// Added to the reason for which pods are unknown.
 const WITHOUT_PODS: &str = "; a plan cannot name the pods that a taint evicts";
@@ -144,6 +145,12 @@ impl ClusterSnapshot {
                 message: format!("{why}{DEFAULT_GPU_LABELS}"),
             },
         });
+        let unknown_images = operator.as_ref().ok().filter(|found| agent_images(found).is_none());
+        let unknown_images = unknown_images.map(|_| UnreadableObject {
+            kind: "Deployment".to_owned(),
+            name: "gpunode-operator".to_owned(),
+            message: "it does not tell which agent images it allows; assuming that it allows every image".to_owned(),
+        });
         let unreadable = [policies.unreadable, gpu_nodes.unreadable, nodes.unreadable]
             .into_iter()
             .flatten();
@@ -154,13 +161,18 @@ impl ClusterSnapshot {
             operator: operator.ok(),
             pods: KnownPods::default(),
             written: None,
-            unreadable: unreadable.chain(unknown).collect(),
+            unreadable: unreadable.chain(unknown).chain(unknown_images).collect(),
         }
     }
 
     /// Returns the policies as the operator reads them.
     pub fn policy_set<'a>(&self, policies: impl IntoIterator<Item = &'a GpuNodePolicy>) -> PolicySet {
-        PolicySet::new(policies).with_gpu_labels(self.gpu_labels())
+        let set = PolicySet::new(policies);
+        let unreadable = unreadable_names(&self.policies, &self.unreadable);
+        let unreadable: Vec<_> = unreadable.filter(|name| set.get(name).is_none()).collect();
+        set.with_unreadable(unreadable)
+            .with_gpu_labels(self.gpu_labels())
+            .with_agent_images(self.operator.as_ref().and_then(agent_images))
     }
 
     /// Returns true where the operator writes GPU fact labels, which is its default.
@@ -289,8 +301,8 @@ mod tests {
             ),
             (1, 1, 2)
         );
-        let unknown =
-            "the file does not contain it; assuming that the operator writes GPU fact labels, which is its default";
+        let unknown = "the file does not contain it; assuming that the operator writes GPU fact labels, which is its default, and allows every \
+             agent image";
         assert_eq!(snapshot.unreadable[1].message, unknown);
         assert!(snapshot.gpu_labels());
     }
@@ -298,7 +310,7 @@ mod tests {
     #[test]
     fn a_file_says_whether_the_operator_writes_fact_labels() {
         let deployment = |name: &str| {
-            let spec = "{selector: {}, template: {spec: {containers: [{name: operator, args: [--gpu-labels=false]}]}}}";
+            let spec = "{selector: {}, template: {spec: {containers: [{name: operator, args: [--gpu-labels=false, --agent-image=x]}]}}}";
             let labels = format!("{{app.kubernetes.io/name: {name}}}");
             format!(
                 "- {{apiVersion: apps/v1, kind: Deployment, metadata: {{name: {name}, labels: {labels}}}, spec: {spec}}}\n"
@@ -340,7 +352,29 @@ mod tests {
         assert_eq!(
             snapshot.unreadable[0].to_string(),
             "you may not list Deployments: deployments.apps is forbidden; ask for the ClusterRole gpunode-viewer; assuming that \
-             the operator writes GPU fact labels, which is its default"
+             the operator writes GPU fact labels, which is its default, and allows every agent image"
+        );
+    }
+
+    #[test]
+    fn an_unreadable_policy_counts_as_the_operator_counts_it() {
+        let policy = |name: &str, rest: &str| {
+            format!("- {{apiVersion: gpunode.dev/v1alpha1, kind: GpuNodePolicy, metadata: {{name: {name}}}, {rest}}}\n")
+        };
+        let newer = policy("newer", "spec: {nodeSelector: {}, mode: Newer}");
+        let odd = policy("odd", "spec: {nodeSelector: {}}, status: 7");
+        let snapshot = read(&format!(
+            "items:\n- {{apiVersion: v1, kind: Node, metadata: {{name: n}}}}\n{newer}{odd}"
+        ))
+        .expect("a list");
+        let set = snapshot.policy_set(&snapshot.policies);
+        assert!(set.is_unreadable("newer") && set.get("odd").is_some());
+        assert!(!set.is_unreadable("odd") && !snapshot.policy_set([]).is_unreadable("odd"));
+        let mut mended = snapshot.policies[0].clone();
+        mended.metadata.name = Some("newer".to_owned());
+        assert!(
+            !snapshot.policy_set([&mended]).is_unreadable("newer"),
+            "a plan replaces it"
         );
     }
 

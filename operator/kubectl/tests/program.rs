@@ -22,7 +22,7 @@ items:
 - apiVersion: apps/v1
   kind: Deployment
   metadata: {name: gpunode-operator, namespace: g, labels: {app.kubernetes.io/name: gpunode-operator}}
-  spec: {selector: {}, template: {spec: {containers: [{name: operator, args: [--gpu-labels=false]}]}}}
+  spec: {selector: {}, template: {spec: {containers: [{name: operator, args: [--gpu-labels=false, --agent-image=x]}]}}}
 ";
 
 fn policy(pool: &str, effect: &str) -> String {

@@ -189,6 +189,17 @@ pub fn require(unreadable: &[UnreadableObject], kinds: &[&str], what: &str) -> a
     Ok(())
 }
 
+/// Returns the names of the objects of this kind that exist and are not among the readable `objects`.
+pub fn unreadable_names<K>(objects: &[K], unreadable: &[UnreadableObject]) -> impl Iterator<Item = String>
+where
+    K: Resource<DynamicType = ()>,
+{
+    let is_unreadable = move |it: &&UnreadableObject| {
+        it.kind == K::kind(&()) && !it.is_every() && !objects.iter().any(|object| object.name_any() == it.name)
+    };
+    unreadable.iter().filter(is_unreadable).map(|it| it.name.clone())
+}
+
 /// Returns a sentence for each unreadable object.
 pub fn unreadable_lines(objects: &[UnreadableObject], width: TextWidth) -> String {
     let bad = style::BAD;

@@ -45,6 +45,9 @@ pub struct PlannedPolicy {
     pub nearest: Option<NearestNode>,
     /// True in mode Preview, where the policy is planned as if it were enforced.
     pub preview: bool,
+    /// Reason why the operator refuses its device plugin, in the words of the condition `Stalled`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub refusal: Option<String>,
 }
 
 /// One node of a plan.
@@ -132,6 +135,7 @@ impl ClusterPlan {
                 facts.iter().map(|(node, gpu_node)| (node, *gpu_node)),
             ),
             preview: policy.spec.mode() == PolicyMode::Preview,
+            refusal: next.get(&policy.name_any()).and_then(|policy| policy.refusal.clone()),
         });
         let gone = deleted.iter().map(|name| PlannedPolicy {
             name: name.clone(),
@@ -139,6 +143,7 @@ impl ClusterPlan {
             matched: matched.get(name).copied().unwrap_or_default(),
             nearest: None,
             preview: false,
+            refusal: None,
         });
         Ok(Self {
             policies: policies.chain(gone).collect(),
@@ -154,11 +159,14 @@ impl ClusterPlan {
         tainted.map(|node| node.name.clone()).collect()
     }
 
-    /// Returns true where running pods would be disrupted or a node has a new obstacle.
+    /// Returns true where running pods would be disrupted, a node has a new obstacle, or the operator refuses a policy.
     pub fn is_disruptive(&self) -> bool {
-        self.nodes
-            .iter()
-            .any(|node| !node.disruptions.is_empty() || !node.obstacles.is_empty())
+        let is_refused = self.policies.iter().any(|policy| policy.refusal.is_some());
+        is_refused
+            || self
+                .nodes
+                .iter()
+                .any(|node| !node.disruptions.is_empty() || !node.obstacles.is_empty())
     }
 }
 

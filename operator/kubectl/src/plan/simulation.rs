@@ -69,11 +69,21 @@ impl SimulatedNode {
         let gpu_node = changed(self.gpu_node.as_ref(), &plan.gpu_node);
         let held = plan.hold.is_some();
         // A node that keeps its configuration is governed by the policy of it.
-        let after = if held || plan.is_configuration_disputed() {
+        let mut after = if held || plan.governing.is_none() || plan.is_configuration_disputed() {
             Self::of(node, gpu_node, policies)
         } else {
             Self::collect(node, gpu_node, plan.governing.as_deref(), policies)
         };
+        // Agents keep their image while their policy has one that the operator refuses.
+        let image = (ChangeSubject::Image, String::new());
+        let governing = plan.governing.as_deref().and_then(|name| policies.get(name));
+        if governing
+            .and_then(|policy| policy.device_plugin.as_ref())
+            .is_some_and(|it| it.is_image_refused)
+            && let Some(kept) = self.entries.get(&image)
+        {
+            after.entries.insert(image, kept.clone());
+        }
         Ok(Self {
             held,
             meanwhile,
@@ -101,6 +111,7 @@ impl SimulatedNode {
         let configuration = gpu_node.as_ref().and_then(|gpu_node| gpu_node.spec.config.as_ref());
         let image = governing
             .and_then(|name| policies.get(name)?.device_plugin.as_ref())
+            .filter(|plugin| !plugin.is_image_refused)
             .map(|plugin| {
                 (
                     (ChangeSubject::Image, String::new()),

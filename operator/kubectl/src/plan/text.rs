@@ -84,6 +84,10 @@ pub fn plan(plan: &ClusterPlan, width: TextWidth) -> String {
         if let Some(nearest) = &policy.nearest {
             text.push_str(&line(style::PLAIN, &format!("  {}", nearest_node_text(nearest))));
         }
+        if let Some(refusal) = &policy.refusal {
+            let paint = style::BAD;
+            let _ = writeln!(text, "  {paint}! refused by the operator: {}{paint:#}", plain(refusal));
+        }
     }
     let changing = plan.nodes.iter().filter(|node| !node.changes.is_empty()).count();
     let blocked = plan.nodes.iter().filter(|node| !node.obstacles.is_empty()).count();

@@ -1,5 +1,6 @@
-//! The operator's setting for GPU fact labels, which only its Deployment holds. Pure.
+//! The operator's settings for GPU fact labels and agent images, which only its Deployment holds. Pure.
 
+use gpunode_plan::AgentImages;
 use k8s_openapi::{
     api::{
         apps::v1::{Deployment, DeploymentSpec},
@@ -13,6 +14,10 @@ pub const OPERATOR: &str = "app.kubernetes.io/name=gpunode-operator";
 /// Argument of the operator, and the variable that stands for it (`gpunode-operator --help`).
 const FLAG: &str = "--gpu-labels";
 const VARIABLE: &str = "GPU_LABELS";
+const IMAGE_FLAG: &str = "--agent-image";
+const IMAGE_VARIABLE: &str = "AGENT_IMAGE";
+const IMAGES_FLAG: &str = "--agent-images";
+const IMAGES_VARIABLE: &str = "AGENT_IMAGES";
 
 /// Returns true for the operator's Deployment.
 pub fn is_operator(deployment: &Deployment) -> bool {
@@ -42,60 +47,88 @@ pub enum UnknownGpuLabels {
     Elsewhere,
 }
 
+/// Where a setting comes from.
+enum SettingSource<'a> {
+    Text(&'a str),
+    /// A ConfigMap, a field of the pod, or another argument.
+    Elsewhere,
+    /// It may be in one of the container's sources.
+    EnvFrom,
+}
+
 /// Returns true where the operator of this Deployment writes GPU fact labels.
 ///
 /// # Errors
 /// When the Deployment does not tell.
 pub fn gpu_labels(deployment: &Deployment) -> Result<bool, UnknownGpuLabels> {
-    let containers = deployment
+    match find(deployment, FLAG, VARIABLE) {
+        None | Some(SettingSource::Text("true")) => Ok(true),
+        Some(SettingSource::Text("false")) => Ok(false),
+        Some(SettingSource::Text(other)) => Err(UnknownGpuLabels::Value(other.to_owned())),
+        Some(SettingSource::Elsewhere) => Err(UnknownGpuLabels::Elsewhere),
+        Some(SettingSource::EnvFrom) => Err(UnknownGpuLabels::EnvFrom),
+    }
+}
+
+/// Returns the images that policies may use, where the Deployment tells.
+pub fn agent_images(deployment: &Deployment) -> Option<AgentImages> {
+    let (image, images) = image_settings(deployment)?;
+    AgentImages::of_operator(image, images.split(',')).ok()
+}
+
+/// Returns the image of the agent, and the list of images that policies may use, which may be empty.
+fn image_settings(deployment: &Deployment) -> Option<(&str, &str)> {
+    let text = |flag, variable| match find(deployment, flag, variable) {
+        None => Some(""),
+        Some(SettingSource::Text(text)) if !text.contains("$(") => Some(text),
+        Some(_) => None,
+    };
+    let image = text(IMAGE_FLAG, IMAGE_VARIABLE).filter(|image| !image.is_empty())?;
+    Some((image, text(IMAGES_FLAG, IMAGES_VARIABLE)?))
+}
+
+/// Returns a setting of the operator, if it has one.
+fn find<'a>(deployment: &'a Deployment, flag: &str, variable: &str) -> Option<SettingSource<'a>> {
+    let mut containers = deployment
         .spec
         .iter()
         .filter_map(|spec| spec.template.spec.as_ref())
         .flat_map(|pod| &pod.containers);
-    let mut settings = containers.filter_map(of_container);
-    settings.next().unwrap_or(Ok(true))
+    containers.find_map(|container| of_container(container, flag, variable))
 }
 
 /// Returns the setting of a container, if it has one.
-fn of_container(container: &Container) -> Option<Result<bool, UnknownGpuLabels>> {
+fn of_container<'a>(container: &'a Container, flag: &str, variable: &str) -> Option<SettingSource<'a>> {
+    let read = |value: Option<&'a str>| Some(value.map_or(SettingSource::Elsewhere, SettingSource::Text));
     let mut words = container
         .command
         .iter()
         .flatten()
         .chain(container.args.iter().flatten());
     while let Some(word) = words.next() {
-        match word.strip_prefix(FLAG) {
-            Some("") => return Some(read(words.next().map(String::as_str))),
-            Some(value) if value.starts_with('=') => return Some(read(value.strip_prefix('='))),
+        match word.strip_prefix(flag) {
+            Some("") => return read(words.next().map(String::as_str)),
+            Some(value) if value.starts_with('=') => return read(value.strip_prefix('=')),
             _ => {}
         }
     }
-    if let Some(variable) = container
-        .env
-        .iter()
-        .flatten()
-        .find(|variable| variable.name == VARIABLE)
-    {
-        return Some(read(variable.value.as_deref()));
+    let mut variables = container.env.iter().flatten();
+    if let Some(variable) = variables.find(|it| it.name == variable) {
+        return read(variable.value.as_deref());
     }
     let elsewhere = container.env_from.iter().flatten().next();
-    elsewhere.map(|_| Err(UnknownGpuLabels::EnvFrom))
+    elsewhere.map(|_| SettingSource::EnvFrom)
 }
 
-fn read(value: Option<&str>) -> Result<bool, UnknownGpuLabels> {
-    match value {
-        Some("true") => Ok(true),
-        Some("false") => Ok(false),
-        Some(other) => Err(UnknownGpuLabels::Value(other.to_owned())),
-        None => Err(UnknownGpuLabels::Elsewhere),
-    }
-}
-
-/// Returns a Deployment with nothing but this setting.
+/// Returns a Deployment with nothing but this setting and those for images.
 pub fn trimmed(deployment: &Deployment, gpu_labels: bool) -> Deployment {
+    let mut args = vec![format!("{FLAG}={gpu_labels}")];
+    if let Some((image, images)) = image_settings(deployment) {
+        args.extend([format!("{IMAGE_FLAG}={image}"), format!("{IMAGES_FLAG}={images}")]);
+    }
     let container = Container {
         name: "operator".to_owned(),
-        args: Some(vec![format!("{FLAG}={gpu_labels}")]),
+        args: Some(args),
         ..Container::default()
     };
     let template = PodTemplateSpec {
@@ -189,6 +222,35 @@ pub mod tests {
                     "{container}"
                 );
             }
+        }
+    }
+
+    #[test]
+    fn images_that_policies_may_use_are_those_of_the_operator() {
+        let env = |variables: &serde_json::Value| json!({"env": variables});
+        let image = json!({"name": "AGENT_IMAGE", "value": "example.com/agent:1"});
+        for (container, expected) in [
+            (env(&json!([image])), Some("example.com/agent")),
+            (
+                env(&json!([image, {"name": "AGENT_IMAGES", "value": ""}])),
+                Some("example.com/agent"),
+            ),
+            (
+                env(&json!([image, {"name": "AGENT_IMAGES", "value": "a.example/x, b.example"}])),
+                Some("a.example/x, b.example"),
+            ),
+            (
+                json!({"args": ["--agent-images", "a.example", "--agent-image=x"]}),
+                Some("a.example"),
+            ),
+            (env(&json!([image, {"name": "AGENT_IMAGES", "valueFrom": {}}])), None),
+            (json!({"args": ["--agent-image=$(IMAGE)"]}), None),
+            (env(&json!([])), None),
+        ] {
+            let deployment = operator(&container);
+            let names = |deployment: &Deployment| agent_images(deployment).map(|images| images.names());
+            assert_eq!(names(&deployment).as_deref(), expected, "{container}");
+            assert_eq!(names(&trimmed(&deployment, true)).as_deref(), expected, "{container}");
         }
     }
 }

@@ -358,3 +358,54 @@ fn what_will_be_there_only_for_a_while_is_a_note_and_no_change() {
     assert!(node.notes.iter().any(|note| note == told), "{:?}", node.notes);
     assert!(!planned.is_disruptive());
 }
+
+#[test]
+fn policy_with_an_image_that_the_operator_does_not_allow_is_refused_in_its_words() {
+    let spec = |image: &str, replicas: u32| {
+        let sharing = json!({"strategy": "TimeSlicing", "replicas": replicas});
+        let plugin = json!({"resources": [{"name": "nvidia.com/gpu", "sharing": sharing}]});
+        policy(
+            "p",
+            &json!({"nodeSelector": {}, "devicePlugin": plugin, "image": image}),
+        )
+    };
+    let env = json!([{"name": "AGENT_IMAGE", "value": "example.com/agent:1"}]);
+    let cluster = carried_out(ClusterSnapshot {
+        policies: vec![spec("example.com/agent:1", 2)],
+        nodes: vec![node("n", &json!({}))],
+        operator: Some(crate::snapshot::operator::tests::operator(&json!({"env": env}))),
+        ..ClusterSnapshot::default()
+    });
+    let refused = plan(&cluster, &[spec("other.example/agent:1", 4)]);
+    assert!(refused.nodes.is_empty(), "the node keeps what it has: {refused:?}");
+    let text = anstream::adapter::strip_str(&crate::plan::text::plan(&refused)).to_string();
+    let words = "! refused by the operator: spec.image: other.example/agent:1 is not allowed; use an image of example.com/agent, or let \
+                 an administrator add its repository to AGENT_IMAGES of the operator";
+    assert!(text.contains(words), "{text}");
+    assert!(refused.is_disruptive());
+    let allowed = plan(&cluster, &[spec("example.com/agent:2", 4)]);
+    assert!(allowed.policies[0].refusal.is_none() && !allowed.nodes.is_empty());
+}
+
+#[test]
+fn node_of_a_policy_that_cannot_be_read_keeps_its_configuration() {
+    let plugin = |name: &str, priority: i32| {
+        policy(
+            name,
+            &json!({"nodeSelector": {}, "priority": priority, "devicePlugin": {}}),
+        )
+    };
+    let mut cluster = carried_out(ClusterSnapshot {
+        policies: vec![plugin("newer", 0)],
+        nodes: vec![node("n", &json!({}))],
+        ..ClusterSnapshot::default()
+    });
+    cluster.policies.clear();
+    cluster.unreadable.push(UnreadableObject {
+        kind: "GpuNodePolicy".to_owned(),
+        name: "newer".to_owned(),
+        message: "it cannot be read: unknown variant".to_owned(),
+    });
+    let plan = plan(&cluster, &[plugin("another", 10)]);
+    assert!(plan.nodes.is_empty(), "{:?}", plan.nodes);
+}
