@@ -36,12 +36,16 @@ mod watch;
 use crate::{
     cli::{OutputFormat, StatusArgs},
     cluster, output,
+    snapshot::operator,
 };
 use discovery::DiscoveryProgress;
 use fleet::FleetSummary;
 use gpunode_crds::{GpuNode, GpuNodePolicy};
 use jiff::Timestamp;
-use k8s_openapi::api::{apps::v1::DaemonSet, core::v1::Node};
+use k8s_openapi::api::{
+    apps::v1::{DaemonSet, Deployment},
+    core::v1::Node,
+};
 use kube::{Client, api::ListParams};
 use std::process::ExitCode;
 use watch::{WatchOutput, watch};
@@ -79,7 +83,11 @@ async fn read_state(client: &Client, args: &StatusArgs) -> anyhow::Result<String
         )?;
     }
     let nodes = cluster::list_permitted::<Node>(client, ListParams::default()).await?;
-    let mut fleet = FleetSummary::new(&gpu_nodes, &nodes, &policies, Timestamp::now());
+    let selected = ListParams::default().labels(operator::OPERATOR);
+    // Without it, the policies' conditions still name images that are not allowed.
+    let operators = cluster::list_some::<Deployment>(client, selected).await.ok();
+    let images = operators.and_then(|found| operator::agent_images(found.objects.first()?));
+    let mut fleet = FleetSummary::new(&gpu_nodes, &nodes, &policies, images, Timestamp::now());
     let selected = ListParams::default().labels(discovery::SELECTOR);
     let daemonsets = cluster::list_permitted::<DaemonSet>(client, selected).await?;
     fleet.discovery = DiscoveryProgress::of(&daemonsets.objects);

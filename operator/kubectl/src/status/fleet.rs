@@ -8,8 +8,9 @@ use super::{
     rollout::planned,
     usage::DeviceUsage,
 };
-use crate::cluster::{ListedObjects, UnreadableObject};
-use gpunode_crds::{GpuNode, GpuNodePolicy};
+use crate::cluster::{ListedObjects, UnreadableObject, unreadable_names};
+use gpunode_crds::{GpuNode, GpuNodePolicy, GpuNodeSpec};
+use gpunode_plan::{AgentImages, NodeFacts, PolicySet};
 use jiff::Timestamp;
 use k8s_openapi::{
     api::core::v1::{Node, NodeCondition, NodeStatus},
@@ -17,7 +18,10 @@ use k8s_openapi::{
 };
 use kube::ResourceExt;
 use serde::Serialize;
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    borrow::Cow,
+    collections::{BTreeMap, BTreeSet},
+};
 
 /// Reason shown for an object whose status cannot be read; no API object has it.
 const UNREADABLE: &str = "StatusUnreadable";
@@ -44,11 +48,12 @@ pub struct FleetSummary {
 }
 
 impl FleetSummary {
-    /// Summarises the objects of a cluster.
+    /// Summarises the objects of a cluster, whose operator allows these agent images.
     pub fn new(
         gpu_nodes: &ListedObjects<GpuNode>,
         nodes: &ListedObjects<Node>,
         policies: &ListedObjects<GpuNodePolicy>,
+        images: Option<AgentImages>,
         now: Timestamp,
     ) -> Self {
         let lists = [&gpu_nodes.unreadable, &nodes.unreadable, &policies.unreadable];
@@ -74,9 +79,19 @@ impl FleetSummary {
         let state = |gpu_node: &GpuNode| {
             let name = gpu_node.name_any();
             let reported = nodes.is_forbidden().then(|| reported_node(gpu_node));
-            let node = by_name.get(&name).copied().or(reported.as_ref());
-            let mut state = summarise_node(gpu_node, node);
+            let there = by_name.get(&name).copied();
+            let node = there.or(reported.as_ref());
+            let is_outdated = there.is_some_and(|node| !NodeFacts::of(node).owns(gpu_node));
+            let gpu_node = if is_outdated {
+                Cow::Owned(without_report(gpu_node))
+            } else {
+                Cow::Borrowed(gpu_node)
+            };
+            let mut state = summarise_node(&gpu_node, node);
             state.problems = problems(&state, node, &known);
+            if is_outdated {
+                state.message = Some("its GpuNode is of an earlier node of this name".to_owned());
+            }
             if gpu_nodes.unreadable.iter().any(|object| object.name == name) {
                 // Nothing is known of this node; the list of unreadable objects says why.
                 (state.ready, state.reason) = ("Unknown".to_owned(), Some(UNREADABLE.to_owned()));
@@ -93,7 +108,10 @@ impl FleetSummary {
         } else {
             nodes.objects.as_slice()
         };
-        let mut planned = planned(&policies.objects, planned_nodes, &gpu_nodes.objects, now);
+        let set = PolicySet::new(&policies.objects)
+            .with_unreadable(unreadable_names(&policies.objects, &policies.unreadable))
+            .with_agent_images(images);
+        let mut planned = planned(&set, planned_nodes, &gpu_nodes.objects, now);
         let policy = |policy: &GpuNodePolicy| {
             let mut state = summarise_policy(policy);
             state.rollout = planned.rollouts.remove(&state.name);
@@ -162,6 +180,15 @@ impl FleetSummary {
         });
         self.policies.clear();
         Ok(self)
+    }
+}
+
+/// Returns a `GpuNode` without what an earlier node of the same name had.
+fn without_report(gpu_node: &GpuNode) -> GpuNode {
+    GpuNode {
+        metadata: gpu_node.metadata.clone(),
+        spec: GpuNodeSpec::default(),
+        status: None,
     }
 }
 
@@ -262,6 +289,7 @@ mod tests {
             &listed(vec![gpu_node()]),
             &forbidden("Node"),
             &forbidden("GpuNodePolicy"),
+            None,
             Timestamp::UNIX_EPOCH,
         )
     }
@@ -276,6 +304,7 @@ mod tests {
             &forbidden("GpuNode"),
             &nodes,
             &listed(vec![serde_json::from_value(policy).expect("a policy")]),
+            None,
             Timestamp::UNIX_EPOCH,
         );
         assert_eq!(fleet.policies[0].rollout, None);
@@ -291,6 +320,51 @@ mod tests {
             rolling().policies[0].rollout.is_some(),
             "there is one where all is known"
         );
+    }
+
+    #[test]
+    fn report_of_an_earlier_node_of_the_same_name_is_not_shown_for_the_new_one() {
+        let mut gpu_node = gpu_node();
+        let owner = json!({"apiVersion": "v1", "kind": "Node", "name": "n", "uid": "old"});
+        gpu_node.metadata.owner_references = Some(vec![serde_json::from_value(owner).expect("an owner")]);
+        let summary = |uid: &str| {
+            let node = json!({"metadata": {"name": "n", "uid": uid},
+                "status": {"conditions": [{"type": "Ready", "status": "True"}]}});
+            let nodes = listed(vec![serde_json::from_value(node).expect("a Node")]);
+            let gpu_nodes = listed(vec![gpu_node.clone()]);
+            FleetSummary::new(&gpu_nodes, &nodes, &listed(Vec::new()), None, Timestamp::UNIX_EPOCH)
+        };
+        let [node] = &summary("new").nodes[..] else {
+            panic!("one node")
+        };
+        assert_eq!((node.ready.as_str(), node.policy.as_ref()), ("Unknown", None));
+        assert!(node.resources.is_empty() && node.problems.is_empty(), "{node:?}");
+        assert_eq!(
+            node.message.as_deref(),
+            Some("its GpuNode is of an earlier node of this name")
+        );
+        assert_eq!(summary("old").nodes[0].ready, "True");
+    }
+
+    #[test]
+    fn policy_with_an_image_that_is_not_allowed_rolls_nothing_out() {
+        let policy = json!({"apiVersion": "gpunode.dev/v1alpha1", "kind": "GpuNodePolicy", "metadata": {"name": "p"},
+            "spec": {"nodeSelector": {}, "devicePlugin": {}, "image": "other.example/agent:1"}});
+        let node = json!({"metadata": {"name": "n"}, "status": {"conditions": [{"type": "Ready", "status": "True"}]}});
+        let summary = |image: &str| {
+            let nodes = listed(vec![serde_json::from_value(node.clone()).expect("a Node")]);
+            let policies = listed(vec![serde_json::from_value(policy.clone()).expect("a policy")]);
+            let images = Some(AgentImages::of_agent(image));
+            FleetSummary::new(
+                &listed(vec![gpu_node()]),
+                &nodes,
+                &policies,
+                images,
+                Timestamp::UNIX_EPOCH,
+            )
+        };
+        assert_eq!(summary("example.com/agent:1").policies[0].rollout, None);
+        assert!(summary("other.example/agent:2").policies[0].rollout.is_some());
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The progress of each policy's configuration, and the nearest node of a policy that matches none, computed with the
 //! operator's own functions. Pure.
 
-use gpunode_crds::{GpuNode, GpuNodePolicy};
+use gpunode_crds::GpuNode;
 use gpunode_plan::{
     NearestNode, NodeContext, NodeFacts, PolicySet, RolloutPermit, RolloutStage, nearest_node, plan_node_with_permit,
 };
@@ -70,8 +70,7 @@ pub struct PolicyReach {
 }
 
 /// Plans every node and collects the progress of each policy.
-pub fn planned(policies: &[GpuNodePolicy], nodes: &[Node], gpu_nodes: &[GpuNode], now: Timestamp) -> PolicyReach {
-    let set = PolicySet::new(policies);
+pub fn planned(set: &PolicySet, nodes: &[Node], gpu_nodes: &[GpuNode], now: Timestamp) -> PolicyReach {
     let gpu_nodes: BTreeMap<String, &GpuNode> = gpu_nodes.iter().map(|it| (it.name_any(), it)).collect();
     let facts = |node: &Node| (NodeFacts::of(node), gpu_nodes.get(&node.name_any()).copied());
     let mut nodes: Vec<(NodeFacts, Option<&GpuNode>)> = nodes.iter().map(facts).collect();
@@ -79,7 +78,7 @@ pub fn planned(policies: &[GpuNodePolicy], nodes: &[Node], gpu_nodes: &[GpuNode]
     let mut rollouts = BTreeMap::<String, RolloutSummary>::new();
     let mut matched = BTreeSet::new();
     for (node, gpu_node) in &nodes {
-        let plan = plan_node_with_permit(RolloutPermit::Withheld, &set, NodeContext::new(node, *gpu_node, now));
+        let plan = plan_node_with_permit(RolloutPermit::Withheld, set, NodeContext::new(node, *gpu_node, now));
         matched.extend(plan.outcomes.into_keys());
         if let Some((policy, stage)) = plan
             .governing
@@ -95,7 +94,7 @@ pub fn planned(policies: &[GpuNodePolicy], nodes: &[Node], gpu_nodes: &[GpuNode]
     let unmatched = set.iter().filter(|policy| !matched.contains(&policy.name));
     let nearest = unmatched.filter_map(|policy| {
         let nodes = nodes.iter().map(|(node, gpu_node)| (node, *gpu_node));
-        Some((policy.name.clone(), nearest_node(&set, &policy.name, nodes)?))
+        Some((policy.name.clone(), nearest_node(set, &policy.name, nodes)?))
     });
     PolicyReach {
         nearest: nearest.collect(),

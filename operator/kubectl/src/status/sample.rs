@@ -104,6 +104,7 @@ pub fn sample() -> FleetSummary {
             objects: policies.into(),
             unreadable: Vec::new(),
         },
+        None,
         now(),
     )
 }
@@ -185,6 +186,7 @@ pub fn shared() -> FleetSummary {
             objects: vec![policy],
             unreadable: Vec::new(),
         },
+        None,
         now(),
     )
 }
@@ -253,6 +255,7 @@ pub fn rolling() -> FleetSummary {
             objects: vec![policy],
             unreadable: Vec::new(),
         },
+        None,
         now(),
     )
 }
