@@ -39,7 +39,7 @@ pub async fn run(args: OperatorArgs) -> Result<()> {
     let agent_pods = AgentPodSettings {
         namespace: args.namespace.clone(),
         image: args.agent_image,
-        allowed: Some(allowed),
+        allowed,
     };
     let (owned_index, index) = IndexOwner::new(ClusterIndex::new(agent_pods, args.gpu_labels));
     let watch_health = WatchHealth::default();

@@ -52,7 +52,7 @@ pub struct Objects {
 
 impl Objects {
     /// Empty caches. Nodes get fact labels about their GPUs if `gpu_labels` says so; policies may use these images of the agent.
-    pub fn new(gpu_labels: bool, agent_images: Option<AgentImages>) -> Self {
+    pub fn new(gpu_labels: bool, agent_images: AgentImages) -> Self {
         Self {
             policies: ObjectCache::default(),
             nodes: ObjectCache::default(),
@@ -60,7 +60,7 @@ impl Objects {
             unreadable: BTreeMap::new(),
             set: PolicySet::default()
                 .with_gpu_labels(gpu_labels)
-                .with_agent_images(agent_images),
+                .with_agent_images(Some(agent_images)),
             deselections: HashMap::new(),
             absences: HashMap::new(),
             drained: HashMap::new(),

@@ -43,7 +43,7 @@ impl Scene {
         let pods = AgentPodSettings {
             namespace: "ns".to_owned(),
             image: "image".to_owned(),
-            allowed: Some(AgentImages::of_agent("image")),
+            allowed: AgentImages::of_agent("image"),
         };
         Self {
             index: ClusterIndex::new(pods, true),

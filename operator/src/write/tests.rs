@@ -12,7 +12,7 @@ use crate::{
     metrics::OperatorMetrics,
 };
 use gpunode_crds::{GpuNode, GpuNodePolicy};
-use gpunode_plan::{AgentPodSettings, NodeFacts};
+use gpunode_plan::{AgentImages, AgentPodSettings, NodeFacts};
 use http::{Method, Request, Response};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
@@ -43,7 +43,7 @@ impl Scene {
         let pods = AgentPodSettings {
             namespace: "ns".to_owned(),
             image: "image".to_owned(),
-            allowed: None,
+            allowed: AgentImages::of_agent("image"),
         };
         let mut index = ClusterIndex::new(pods, true);
         let node = NodeFacts::of(&serde_json::from_value::<Node>(node.clone()).unwrap());

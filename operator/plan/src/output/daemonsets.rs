@@ -34,8 +34,8 @@ pub struct AgentPodSettings {
     pub namespace: String,
     /// Image of agents whose policy sets none.
     pub image: String,
-    /// Images that policies may use; `None` for every image.
-    pub allowed: Option<AgentImages>,
+    /// Images that policies may use.
+    pub allowed: AgentImages,
 }
 
 /// Returns the policy that a DaemonSet belongs to.

@@ -14,7 +14,7 @@ fn pods() -> AgentPodSettings {
     AgentPodSettings {
         namespace: "gpunode-system".to_owned(),
         image: "example.com/agent:1".to_owned(),
-        allowed: None,
+        allowed: AgentImages::of_agent("example.com/agent:1"),
     }
 }
 
