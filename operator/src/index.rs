@@ -51,7 +51,6 @@ use gpunode_plan::{
     RolloutPermit, policies_delete_rejected_pods, policy_daemonset_name, policy_missing, policy_status, removal_paced,
 };
 use jiff::Timestamp;
-
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// The caches and everything that is derived from them.

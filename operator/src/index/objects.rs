@@ -135,7 +135,7 @@ impl Objects {
         }
     }
 
-    /// One that is being deleted wants nothing any more.
+    /// Adds an unreadable policy, unless it is being deleted.
     fn insert_unreadable(&mut self, policy: UnreadablePolicy) {
         if policy.metadata.deletion_timestamp.is_none() {
             self.unreadable.insert(policy.name().to_owned(), policy);

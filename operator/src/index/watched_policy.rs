@@ -87,13 +87,13 @@ impl Versioned for UnreadablePolicy {
 }
 
 impl UnreadablePolicy {
-    /// Returns the status that says so; none if the policy has it.
+    /// Returns the status with the reason `Unreadable`; none if the policy has it.
     pub fn desired_status(&self, now: Timestamp) -> Option<GpuNodePolicyStatus> {
         let status = unreadable_policy_status(self.metadata.generation, &self.error, self.status.as_ref(), now);
         (self.status.as_ref() != Some(&status)).then_some(status)
     }
 
-    /// Returns the event that says so.
+    /// Returns the event with the reason `Unreadable`.
     pub fn event(&self) -> OperatorEvent {
         let about = ObjectReference {
             api_version: Some(GpuNodePolicy::api_version(&()).into_owned()),
