@@ -4,6 +4,7 @@
 //! |---|---|---|
 //! | `Outside` | is down, failed before, or has its first configuration: the rollout does not wait for it | no |
 //! | `Held` | the same, but left as it is | no |
+//! | `AwaitsAgent` | works with another configuration, and its agent cannot read the desired one | no |
 //! | `Pending` | works with another configuration | once it has a permit |
 //! | `Stepping` | got the desired configuration with a permit | yes |
 //! | `Stopped` | failed with it, or missed the deadline: no other node gets it | no |
@@ -16,6 +17,8 @@ pub enum RolloutStage {
     Outside,
     /// The node is left as it is: no part of the rollout, but it runs an agent of the policy.
     Held,
+    /// The node works, and gets the configuration once a newer agent runs there.
+    AwaitsAgent,
     /// The node works with another configuration.
     Pending,
     /// The node worked before and is changing.

@@ -49,7 +49,7 @@ impl RolloutSummary {
         self.nodes += 1;
         match stage {
             RolloutStage::Done => self.in_force += 1,
-            RolloutStage::Pending => self.pending += 1,
+            RolloutStage::AwaitsAgent | RolloutStage::Pending => self.pending += 1,
             RolloutStage::Outside | RolloutStage::Held => self.outside += 1,
             RolloutStage::Stepping => self.changing.push(node.to_owned()),
             RolloutStage::Stopped(why) => self.stopped.push(RolloutStop {

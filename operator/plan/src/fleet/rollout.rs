@@ -41,7 +41,7 @@ impl PolicyRollout {
             return;
         }
         match self.stages.remove(node) {
-            None => {}
+            None | Some(RolloutStage::AwaitsAgent) => {}
             Some(RolloutStage::Outside) => self.outside = self.outside.saturating_sub(1),
             Some(RolloutStage::Held) => self.held = self.held.saturating_sub(1),
             Some(RolloutStage::Done) => self.done = self.done.saturating_sub(1),
@@ -57,6 +57,7 @@ impl PolicyRollout {
         }
         match stage {
             None => return,
+            Some(RolloutStage::AwaitsAgent) => {}
             Some(RolloutStage::Outside) => self.outside += 1,
             Some(RolloutStage::Held) => self.held += 1,
             Some(RolloutStage::Done) => self.done += 1,

@@ -84,10 +84,20 @@ pub fn rollout_stage(governing: &Policy, context: NodeContext<'_>) -> Option<(Ro
     {
         return Some((RolloutStage::Stopped(why), None));
     }
-    if unreadable_configuration(governing, Some(gpu_node)).is_some() {
-        return Some((RolloutStage::Outside, None));
-    }
     let is_down = context.is_down();
+    if unreadable_configuration(governing, Some(gpu_node)).is_some() {
+        let works = match outcome {
+            PolicyOutcome::Ready => true,
+            PolicyOutcome::Updating => !is_down && has_in_force(gpu_node, &current.hash),
+            PolicyOutcome::Failed { .. } | PolicyOutcome::Conflicted { .. } => false,
+        };
+        let stage = if works {
+            RolloutStage::AwaitsAgent
+        } else {
+            RolloutStage::Outside
+        };
+        return Some((stage, None));
+    }
     let is_stepping = gpu_node.spec.step.as_ref().is_some_and(|step| step.failed.is_none());
     // Maps the outcome to a stage, depending on a step under way.
     let stage = match outcome {

@@ -151,7 +151,7 @@ pub fn keep_stage(plan: &mut NodePlan, policies: &PolicySet, context: NodeContex
     plan.stage = match stage {
         RolloutStage::Stepping | RolloutStage::Stopped(_) => Some(stage),
         RolloutStage::Outside => Some(RolloutStage::Held),
-        RolloutStage::Held | RolloutStage::Pending | RolloutStage::Done => return,
+        RolloutStage::Held | RolloutStage::AwaitsAgent | RolloutStage::Pending | RolloutStage::Done => return,
     };
     plan.recheck = earliest([plan.recheck, recheck]);
 }

@@ -241,9 +241,11 @@ fn of_rollout(stages: &[(&str, RolloutStage)]) -> Vec<String> {
         let outcome = match stage {
             RolloutStage::Done => PolicyOutcome::Ready,
             RolloutStage::Stopped(_) => PolicyOutcome::failed(Reason::MemoryBelowUnit, "m"),
-            RolloutStage::Outside | RolloutStage::Held | RolloutStage::Pending | RolloutStage::Stepping => {
-                PolicyOutcome::Updating
-            }
+            RolloutStage::Outside
+            | RolloutStage::Held
+            | RolloutStage::AwaitsAgent
+            | RolloutStage::Pending
+            | RolloutStage::Stepping => PolicyOutcome::Updating,
         };
         tally.add(
             node,

@@ -292,6 +292,27 @@ fn nodes_that_go_down_while_agents_are_replaced_delay_no_other_node() {
     }
 }
 
+#[test]
+fn agents_that_do_not_know_a_new_field_are_replaced_at_the_pace_of_the_policy() {
+    let mut scene = Scene::governed("{maxUnavailable: 1}");
+    let name = policy_daemonset_name("p");
+    scene.write_daemonset(&name, |_| {});
+    for node in NODES {
+        let mut gpu_node = (**scene.index.objects.gpu_nodes.get(node).unwrap()).clone();
+        let agent = gpu_node.status.as_mut().and_then(|status| status.agent.as_mut());
+        agent.unwrap().config_fields = vec!["another".to_owned()];
+        gpu_node.metadata.resource_version = Some(scene.next_version());
+        scene.apply(IndexMessage::GpuNodes(WatchUpdate::applied(gpu_node)));
+    }
+    scene.set_policy("p", &spec(true, "{maxUnavailable: 1}"));
+    assert!(NODES.iter().all(|node| !scene.work_on(node)), "no agent can read it");
+    replaced(&mut scene, 0);
+    assert_eq!(scene.index.daemonset_write(&name), None, "one agent at a time");
+    scene.go(|index, now, effects| index.queue_at_deadline("p", now, effects));
+    let deadline = scene.effects.queued.iter().find_map(|queued| queued.at);
+    assert_eq!(deadline.map(Timestamp::as_second), Some(600));
+}
+
 fn set_ready(scene: &mut Scene, node: &str, ready: bool, now: i64) {
     let facts = NodeFacts {
         ready,
