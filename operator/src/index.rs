@@ -14,7 +14,6 @@
 //! | `outcomes` | outcome of each policy on each node, and sums by policy |
 //! | `evictions` | pods to evict, by node |
 //! | `drains` | nodes from which taints evict pods |
-//! | `removals` | removals of what policies wrote that are gone |
 //! | `effects` | consequences of a change: keys to queue, events to send, pods to evict |
 //! | `work` | keys of the work queue, and the write that each needs |
 
@@ -26,7 +25,6 @@ pub mod evictions;
 pub mod message;
 mod objects;
 mod outcomes;
-mod removals;
 pub mod watched_policy;
 pub mod work;
 
@@ -132,8 +130,11 @@ impl ClusterIndex {
                     self.observe_agents(&name, now, effects);
                     effects.queue(WorkKey::DaemonSet(name));
                 }
+                let is_new = |policy: &str| self.objects.is_gone(policy) && !self.objects.removals.contains(policy);
                 if !had_synced {
                     self.plan_all(now, effects);
+                } else if self.daemonsets.policies().any(is_new) {
+                    self.find_removals(&BTreeSet::new(), now, effects);
                 }
             }
             IndexMessage::Written(object) => self.apply_written(object, now, effects),
@@ -318,12 +319,11 @@ impl ClusterIndex {
 
     /// Finds policies that are gone, and queues the removals of what they wrote.
     fn find_removals(&mut self, deleted: &BTreeSet<String>, now: Timestamp, effects: &mut Effects) {
-        for policy in self.objects.find_removals(deleted, now) {
-            let Some(removal) = self.objects.removals.get_mut(&policy) else {
+        for policy in self.objects.find_removals(deleted, self.daemonsets.policies(), now) {
+            // A removal from few nodes is done.
+            let Some(next) = self.objects.removals.next(&policy) else {
                 continue;
             };
-            // A removal from few nodes is done.
-            let Some(next) = removal.next() else { continue };
             effects.queue_at(WorkKey::Removal(policy.clone()), next);
             self.tell_missing(&policy, now, effects);
         }
@@ -331,9 +331,9 @@ impl ClusterIndex {
 
     /// Tells that a policy is missing although nobody saw its deletion.
     fn tell_missing(&self, policy: &str, now: Timestamp, effects: &mut Effects) {
-        let removal = self.objects.removals.get(policy);
-        if let Some(removal) = removal.filter(|removal| removal.is_in_grace(now)) {
-            let message = policy_missing(policy, removal.waiting());
+        let removals = &self.objects.removals;
+        if removals.is_in_grace(policy, now) {
+            let message = policy_missing(policy, removals.waiting_of(policy));
             let event = OperatorEvent::of_gone_policy(policy, Reason::PolicyMissing, message);
             effects.events.push(event);
         }
@@ -341,11 +341,8 @@ impl ClusterIndex {
 
     /// Lets the removal of a policy reach the nodes that are due, and queues it for the next ones.
     fn advance_removal(&mut self, policy: &str, now: Timestamp, effects: &mut Effects) {
-        let Some(removal) = self.objects.removals.get_mut(policy) else {
-            return;
-        };
-        let batch = removal.advance(now);
-        match removal.next() {
+        let batch = self.objects.removals.advance(policy, now);
+        match self.objects.removals.next(policy) {
             Some(next) => effects.queue_at(WorkKey::Removal(policy.to_owned()), next),
             None => effects.queue(WorkKey::DaemonSet(policy_daemonset_name(policy))),
         }
@@ -522,9 +519,7 @@ impl ClusterIndex {
         if self.objects.removals.keep_daemonset(name) {
             return None;
         }
-        let Objects { policies, .. } = &self.objects;
-        self.daemonsets
-            .planned_write(name, self.objects.set(), policies, &self.outcomes)
+        self.daemonsets.planned_write(name, self.objects.set(), &self.outcomes)
     }
 
     fn policy_status_write(&self, name: &str, now: Timestamp) -> Option<PolicyStatusWrite> {

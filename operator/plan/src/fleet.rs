@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `rollout` | the nodes that may change next, and what stops a rollout |
 //! | `tally` | counts, failures and previews over all nodes |
-//! | `policy_removal` | the pace at which nodes lose what a policy wrote that is gone |
+//! | `policy_removal` | the pace at which nodes lose what policies wrote that are gone |
 //! | `policy_status` | the status of a policy |
 //! | `messages` | messages in the status of a policy |
 

@@ -42,7 +42,7 @@ mod time;
 pub use fact_labels::{NodeFactLabels, gpu_labels, is_fact_label};
 pub use fleet::{
     messages::{policy_missing, policy_unreadable, removal_paced, rollout_stopped},
-    policy_removal::{PolicyRemoval, RemovalBatch},
+    policy_removal::{PolicyRemovals, RemovalBatch},
     policy_status::{AgentUpdate, policy_status, unreadable_policy_status},
     rollout::PolicyRollout,
     tally::PolicyTally,

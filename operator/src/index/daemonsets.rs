@@ -12,7 +12,7 @@ use crate::index::{
     outcomes::OutcomeIndex,
     work::DaemonSetWrite,
 };
-use gpunode_crds::{GpuNodePolicy, PolicyMode};
+use gpunode_crds::PolicyMode;
 use gpunode_plan::{
     AgentPodSettings, AgentUpdate, DISCOVERY_NAME, MPS_NAME, Policy, PolicySet, ReplacedNodes, daemonset_has_drifted,
     desired_discovery, desired_for_policy, desired_mps, is_same_daemonset, policy_daemonset_name, policy_of_daemonset,
@@ -103,13 +103,7 @@ impl DaemonSets {
     }
 
     /// Returns the desired DaemonSet of a name; `None` if no policy wants it.
-    pub fn desired(
-        &self,
-        name: &str,
-        set: &PolicySet,
-        policies: &ObjectCache<GpuNodePolicy>,
-        outcomes: &OutcomeIndex,
-    ) -> Option<DaemonSet> {
+    pub fn desired(&self, name: &str, set: &PolicySet, outcomes: &OutcomeIndex) -> Option<DaemonSet> {
         match name {
             DISCOVERY_NAME => return Some(desired_discovery(&self.pods, self.replaced_discovery())),
             MPS_NAME => return Some(desired_mps(&self.pods)),
@@ -124,18 +118,12 @@ impl DaemonSets {
             .map(|tally| &tally.rollout)
             .filter(|_| self.is_behind(name));
         let surge = rollout.map_or_else(|| policy.pace.max_unavailable(), |rollout| rollout.surge(&policy.pace));
-        desired_for_policy(&self.pods, policy, policies.get(&policy.name)?, surge)
+        desired_for_policy(&self.pods, policy, surge)
     }
 
     /// Returns the write that turns the live DaemonSet of a name into the desired one. Those of policies that are paused, that cannot
     /// be read or whose image is refused stay.
-    pub fn planned_write(
-        &self,
-        name: &str,
-        set: &PolicySet,
-        policies: &ObjectCache<GpuNodePolicy>,
-        outcomes: &OutcomeIndex,
-    ) -> Option<DaemonSetWrite> {
+    pub fn planned_write(&self, name: &str, set: &PolicySet, outcomes: &OutcomeIndex) -> Option<DaemonSetWrite> {
         if set
             .of_daemonset(name)
             .is_some_and(|policy| policy.mode == PolicyMode::Paused)
@@ -143,7 +131,7 @@ impl DaemonSets {
         {
             return None;
         }
-        let desired = self.desired(name, set, policies, outcomes);
+        let desired = self.desired(name, set, outcomes);
         let Some(live) = self.live.get(name) else {
             return desired.map(|desired| DaemonSetWrite::Create(Box::new(desired)));
         };
@@ -259,6 +247,15 @@ impl DaemonSets {
             all,
             is_late,
         }
+    }
+
+    /// Returns the policies of all live DaemonSets that are not being deleted.
+    pub fn policies(&self) -> impl Iterator<Item = &str> {
+        let remaining = self
+            .live
+            .iter()
+            .filter(|live| live.metadata.deletion_timestamp.is_none());
+        remaining.filter_map(|live| policy_of_daemonset(live))
     }
 
     /// Returns the live DaemonSet of a name.

@@ -2,14 +2,13 @@
 
 use crate::index::{
     cache::{DeletedObject, ObjectCache, ObjectDelta, Versioned, WatchUpdate},
-    removals::PolicyRemovals,
     watched_policy::{UnreadablePolicy, WatchedPolicy},
 };
 use gpunode_crds::{ConditionType, GpuNode, GpuNodePolicy, GpuNodePolicyStatus, PolicyMode};
 use gpunode_plan::{
     AgentImages, Deselections, GpuNodeChange, NodeContext, NodeDrain, NodeFacts, NodeHold, NodePlan, PodEviction,
-    PodName, Policy, PolicySet, RejectedPod, RolloutPermit, evictions, find_deselections, gpu_mismatch, missing_owner,
-    plan_node_with_permit,
+    PodName, Policy, PolicyRemovals, PolicySet, RejectedPod, RolloutPermit, evictions, find_deselections, gpu_mismatch,
+    missing_owner, plan_node_with_permit,
 };
 use jiff::Timestamp;
 use kube::ResourceExt;
@@ -199,13 +198,26 @@ impl Objects {
         known.extend(drain, &facts.taints);
     }
 
-    /// Finds policies that are gone and have something on nodes; `deleted` are those whose deletion was seen. Returns the names of
-    /// those that are not known yet.
-    pub fn find_removals(&mut self, deleted: &BTreeSet<String>, now: Timestamp) -> Vec<String> {
-        let mut gone: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    /// True if there is no policy of this name.
+    pub fn is_gone(&self, policy: &str) -> bool {
+        self.set.get(policy).is_none() && !self.unreadable.contains_key(policy)
+    }
+
+    /// Finds policies that are gone and have something on nodes, or are among the policies `with_daemonset`; `deleted` are those
+    /// whose deletion was seen. Returns the names of those that are not known yet.
+    pub fn find_removals<'a>(
+        &mut self,
+        deleted: &BTreeSet<String>,
+        with_daemonset: impl Iterator<Item = &'a str>,
+        now: Timestamp,
+    ) -> Vec<String> {
+        let with_daemonset = with_daemonset.filter(|policy| self.is_gone(policy));
+        let mut gone: BTreeMap<String, BTreeSet<String>> = with_daemonset
+            .map(|policy| (policy.to_owned(), BTreeSet::new()))
+            .collect();
         for node in self.nodes.iter() {
             for policy in node.recorded_policies() {
-                if self.set.get(&policy).is_none() && !self.unreadable.contains_key(&policy) {
+                if self.is_gone(&policy) {
                     gone.entry(policy).or_default().insert(node.name.clone());
                 }
             }
@@ -221,9 +233,7 @@ impl Objects {
                 .get(node)
                 .is_some_and(|node| node.recorded_policies().contains(policy))
         };
-        if let Some(removal) = self.removals.get_mut(policy) {
-            removal.retain(has_something);
-        }
+        self.removals.retain(policy, has_something);
     }
 
     /// Returns the plan for one node; `None` for a node that does not exist. Taints of the policies in `taint_permits` may evict

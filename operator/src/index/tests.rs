@@ -376,7 +376,7 @@ fn daemonset_comes_with_the_device_plugin_is_repaired_and_goes_with_it() {
             outcomes,
             ..
         } = &scene.index;
-        let desired = daemonsets.desired(&name, objects.set(), &objects.policies, outcomes);
+        let desired = daemonsets.desired(&name, objects.set(), outcomes);
         desired.unwrap()
     };
     edited.metadata.resource_version = Some(scene.next_version());

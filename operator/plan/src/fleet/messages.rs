@@ -43,18 +43,19 @@ pub fn taints_progress<'a>(done: usize, all: usize, evicting: impl ExactSizeIter
 
 /// Removal of what a policy wrote that is gone, from this many nodes.
 pub fn removal_paced(policy: &str, nodes: usize) -> String {
+    let nodes = plural(nodes, "node loses", "nodes lose");
     format!(
-        "policy {policy} is gone: {nodes} nodes lose its labels, taints and configuration, at 1 % of them (at least 10) each \
-         second; apply the policy again, and the nodes still to come keep everything"
+        "policy {policy} is gone: {nodes} its labels, taints, configuration and agents; removals reach 1 % of their nodes (at \
+         least 10) each second; apply the policy again, and the nodes still to come keep everything"
     )
 }
 
 /// Policy that is missing although nobody saw its deletion; it has something on this many nodes.
 pub fn policy_missing(policy: &str, nodes: usize) -> String {
-    let nodes = plural(nodes, "node keeps", "nodes keep");
+    let nodes = plural(nodes, "node", "nodes");
     format!(
-        "policy {policy} is missing from the list of policies, and nobody saw its deletion: {nodes} for a minute what it wrote; \
-         apply the policy again if it should stay"
+        "policy {policy} is missing from the list of policies, and nobody saw its deletion: its agents, and what it wrote on {nodes}, \
+         stay for a minute; apply the policy again if it should stay"
     )
 }
 

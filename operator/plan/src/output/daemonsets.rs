@@ -12,7 +12,7 @@ use crate::{
     },
     output::agent_pod::{AgentComponent, agent_pod},
 };
-use gpunode_crds::{GROUP, GpuNodePolicy};
+use gpunode_crds::GROUP;
 use k8s_openapi::{
     api::{
         apps::v1::{DaemonSet, DaemonSetSpec, DaemonSetUpdateStrategy, RollingUpdateDaemonSet},
@@ -26,6 +26,8 @@ use k8s_openapi::{
 use std::collections::BTreeMap;
 
 const NAME_LABEL: &str = "app.kubernetes.io/name";
+/// Value of [`MANAGED_BY_LABEL`].
+const OPERATOR_NAME: &str = "gpunode-operator";
 
 /// Namespace and default image of the agents.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,16 +40,14 @@ pub struct AgentPodSettings {
     pub allowed: AgentImages,
 }
 
-/// Returns the policy that a DaemonSet belongs to.
+/// Returns the policy that a DaemonSet belongs to, by its name and labels. It has no owner: Kubernetes would delete it with the
+/// policy at once, and with it the agents of every node.
 pub fn policy_of_daemonset(daemonset: &DaemonSet) -> Option<&str> {
-    let owned = daemonset
-        .metadata
-        .owner_references
-        .iter()
-        .flatten()
-        .any(is_policy_reference);
-    let name = policy_of_daemonset_name(daemonset.metadata.name.as_deref()?)?;
-    owned.then_some(name)
+    let ObjectMeta { name, labels, .. } = &daemonset.metadata;
+    let policy = policy_of_daemonset_name(name.as_deref()?)?;
+    let label = |key: &str| labels.as_ref().and_then(|labels| labels.get(key)).map(String::as_str);
+    let is_ours = label(MANAGED_BY_LABEL) == Some(OPERATOR_NAME) && label(POLICY_NAME_LABEL) == Some(policy);
+    is_ours.then_some(policy)
 }
 
 fn is_policy_reference(owner: &OwnerReference) -> bool {
@@ -81,8 +81,8 @@ pub struct ReplacedNodes {
     pub down: i32,
 }
 
-/// Returns the DaemonSet of the MPS daemons. No policy owns it and no update replaces its pods, since the end of a pod ends the
-/// work of its clients.
+/// Returns the DaemonSet of the MPS daemons. It belongs to no policy and no update replaces its pods, since the end of a pod ends
+/// the work of its clients.
 pub fn desired_mps(pods: &AgentPodSettings) -> DaemonSet {
     let strategy = DaemonSetUpdateStrategy {
         type_: Some("OnDelete".to_owned()),
@@ -91,28 +91,14 @@ pub fn desired_mps(pods: &AgentPodSettings) -> DaemonSet {
     desired(pods, &pods.image, AgentComponent::Mps, strategy)
 }
 
-/// Returns the DaemonSet of a policy; none without a device plugin. `object` is the policy as the API server has it. `surge` is
-/// the number of nodes on which a new agent may stand by beside the old one, which serves until the hand-over.
-pub fn desired_for_policy(
-    pods: &AgentPodSettings,
-    policy: &Policy,
-    object: &GpuNodePolicy,
-    surge: IntOrString,
-) -> Option<DaemonSet> {
+/// Returns the DaemonSet of a policy; none without a device plugin. `surge` is the number of nodes on which a new agent may stand
+/// by beside the old one, which serves until the hand-over.
+pub fn desired_for_policy(pods: &AgentPodSettings, policy: &Policy, surge: IntOrString) -> Option<DaemonSet> {
     let plugin = policy.device_plugin.as_ref()?;
     let image = plugin.image.as_ref().unwrap_or(&pods.image);
     let component = AgentComponent::DevicePlugin { policy: &policy.name };
     let strategy = rolling_update(IntOrString::Int(0), surge);
-    let mut daemonset = desired(pods, image, component, strategy);
-    daemonset.metadata.owner_references = Some(vec![OwnerReference {
-        api_version: format!("{GROUP}/v1alpha1"),
-        kind: "GpuNodePolicy".to_owned(),
-        name: policy.name.clone(),
-        uid: object.metadata.uid.clone().unwrap_or_default(),
-        controller: Some(true),
-        block_owner_deletion: None,
-    }]);
-    Some(daemonset)
+    Some(desired(pods, image, component, strategy))
 }
 
 /// Returns true if a live DaemonSet differs from the desired one. Further labels, annotations and owners belong to other people,
@@ -145,18 +131,16 @@ pub fn is_daemonset_observed(live: &DaemonSet) -> bool {
         .is_some_and(|status| status.observed_generation >= live.metadata.generation)
 }
 
-/// Returns the live DaemonSet with everything that gpunode writes restored; it keeps its resourceVersion.
+/// Returns the live DaemonSet with everything that gpunode writes restored, and without a policy as owner, which an earlier version
+/// wrote; it keeps its resourceVersion.
 pub fn repaired_daemonset(live: &DaemonSet, desired: &DaemonSet) -> DaemonSet {
     let mut repaired = live.clone();
     let labels = repaired.metadata.labels.get_or_insert_default();
     labels.extend(desired.metadata.labels.clone().unwrap_or_default());
-    if let Some(owners) = &desired.metadata.owner_references {
-        let live = repaired.metadata.owner_references.get_or_insert_default();
-        if !owners.iter().all(|owner| live.contains(owner)) {
-            live.retain(|owner| !is_policy_reference(owner));
-            live.extend(owners.iter().cloned());
-        }
-    }
+    repaired.metadata.owner_references.take_if(|owners| {
+        owners.retain(|owner| !is_policy_reference(owner));
+        owners.is_empty()
+    });
     let annotations = live
         .spec
         .as_ref()
@@ -238,7 +222,7 @@ impl AgentComponent<'_> {
 
     fn labels(self) -> BTreeMap<String, String> {
         let mut labels = self.selector();
-        labels.insert(MANAGED_BY_LABEL.to_owned(), "gpunode-operator".to_owned());
+        labels.insert(MANAGED_BY_LABEL.to_owned(), OPERATOR_NAME.to_owned());
         labels
     }
 }

@@ -25,13 +25,18 @@ fn of_policy(spec: &str) -> Option<DaemonSet> {
 fn surging(spec: &str, surge: IntOrString) -> Option<DaemonSet> {
     let policy = policy("v100", spec);
     let policies = PolicySet::new([&policy]);
-    desired_for_policy(&pods(), policies.get("v100").unwrap(), &policy, surge)
+    desired_for_policy(&pods(), policies.get("v100").unwrap(), surge)
 }
 
 fn edited(daemonset: &DaemonSet, edit: impl FnOnce(&mut Value)) -> DaemonSet {
     let mut value = serde_json::to_value(daemonset).unwrap();
     edit(&mut value);
     serde_json::from_value(value).unwrap()
+}
+
+/// Returns an owner of this kind, as earlier versions wrote one for the policy.
+fn owners(kind: &str) -> Value {
+    json!([{"apiVersion": "gpunode.dev/v1alpha1", "kind": kind, "name": "v100", "uid": "u", "controller": true}])
 }
 
 #[test]
@@ -101,7 +106,7 @@ fn policy_with_an_image_that_is_not_allowed_gets_the_default_image_and_is_refuse
         )
     );
     assert_eq!(policy.device_plugin.as_ref().unwrap().document, None);
-    let daemonset = desired_for_policy(&pods(), policy, &object, IntOrString::Int(1)).unwrap();
+    let daemonset = desired_for_policy(&pods(), policy, IntOrString::Int(1)).unwrap();
     let pod = daemonset.spec.unwrap().template.spec.unwrap();
     assert_eq!(pod.containers[0].image.as_deref(), Some("example.com/agent:1"));
 
@@ -172,7 +177,7 @@ fn every_edit_of_a_spec_comes_back() {
             it["metadata"]["labels"]["app.kubernetes.io/managed-by"] = json!("me");
         }),
         ("owner", |it| {
-            it["metadata"]["ownerReferences"][0]["uid"] = json!("another");
+            it["metadata"]["ownerReferences"] = owners("GpuNodePolicy");
         }),
     ];
     for (what, edit) in edits {
@@ -189,6 +194,7 @@ fn what_others_add_beside_the_spec_stays() {
         it["metadata"]["resourceVersion"] = json!("5");
         it["metadata"]["annotations"] = json!({"a": "b"});
         it["metadata"]["labels"]["team"] = json!("t");
+        it["metadata"]["ownerReferences"] = owners("Another");
         it["spec"]["template"]["metadata"]["annotations"] = json!({"kubectl.kubernetes.io/restartedAt": "now"});
     });
     assert!(!daemonset_has_drifted(&live, &desired));
@@ -202,8 +208,18 @@ fn daemonset_names_its_policy() {
     assert_eq!(policy_of_daemonset(&daemonset), Some("v100"));
     assert_eq!(policy_of_daemonset(&desired_discovery(&pods(), None)), None);
     assert_eq!(policy_of_daemonset(&desired_mps(&pods())), None);
-    let foreign = edited(&daemonset, |it| it["metadata"]["ownerReferences"] = json!([]));
-    assert_eq!(policy_of_daemonset(&foreign), None);
+    let owned = edited(&daemonset, |it| {
+        it["metadata"]["ownerReferences"] = owners("GpuNodePolicy")
+    });
+    assert_eq!(policy_of_daemonset(&owned), Some("v100"));
+    let edits: [Edit; 3] = [
+        |it| it["metadata"]["labels"] = json!({}),
+        |it| it["metadata"]["labels"]["app.kubernetes.io/managed-by"] = json!("me"),
+        |it| it["metadata"]["labels"]["gpunode.dev/policy"] = json!("another"),
+    ];
+    for edit in edits {
+        assert_eq!(policy_of_daemonset(&edited(&daemonset, edit)), None);
+    }
 }
 
 #[test]

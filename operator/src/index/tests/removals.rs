@@ -87,7 +87,10 @@ fn policy_that_is_missing_from_a_list_has_a_minute_to_come_back() {
             panic!("{:?}", scene.events())
         };
         assert_eq!(reason, "PolicyMissing");
-        assert!(message.contains("2 nodes keep for a minute what it wrote"), "{message}");
+        assert!(
+            message.contains("what it wrote on 2 nodes, stay for a minute"),
+            "{message}"
+        );
         assert_eq!(scene.queued_removal(), Some(at(second + 60)));
         assert!(scene.removal_at(second + 59).is_empty());
         let write = scene.go(|index, _, effects| index.node_write("n-00", at(second + 59), effects));
@@ -153,4 +156,63 @@ fn what_another_policy_wants_waits_for_no_removal() {
     scene.write_node("n-20");
     let labels = scene.index.objects.nodes.get("n-20").unwrap().labels.to_map();
     assert_eq!(labels.get("x").map(String::as_str), Some("z"));
+}
+
+#[test]
+fn agents_of_a_deleted_policy_go_with_its_labels_and_the_daemonset_goes_last() {
+    let mut scene = Scene::in_force(30, PLUGIN);
+    let daemonset = policy_daemonset_name("p");
+    scene.write_daemonset(&daemonset, |_| {});
+    let label = gpunode_crds::policy_label("p");
+    let has_agent = |scene: &Scene, node: &str| {
+        let labels = scene.index.objects.nodes.get(node).unwrap().labels.to_map();
+        labels.contains_key(&label)
+    };
+    scene.delete_policy("p");
+    for second in 0..3 {
+        assert_eq!(scene.index.daemonset_write(&daemonset), None, "second {second}");
+        for node in scene.removal_at(second) {
+            assert!(has_agent(&scene, &node));
+            scene.write_node(&node);
+            assert!(!has_agent(&scene, &node));
+        }
+    }
+    let write = scene.index.daemonset_write(&daemonset);
+    assert!(matches!(write, Some(DaemonSetWrite::Delete { .. })), "{write:?}");
+}
+
+#[test]
+fn daemonset_whose_policy_is_gone_has_a_minute_and_one_of_somebody_else_stays() {
+    let mut scene = Scene::in_force(0, PLUGIN);
+    let (ours, foreign) = (policy_daemonset_name("p"), policy_daemonset_name("q"));
+    scene.write_daemonset(&ours, |_| {});
+    let known = (**scene.index.daemonsets.live(&ours).unwrap()).clone();
+    let mut other = known.clone();
+    other.metadata.name = Some(foreign.clone());
+
+    let mut restarted = Scene::not_synced();
+    restarted.apply(IndexMessage::Policies(WatchUpdate::Listed(vec![])));
+    restarted.apply(IndexMessage::Nodes(WatchUpdate::Listed(vec![])));
+    restarted.apply(IndexMessage::GpuNodes(WatchUpdate::Listed(vec![])));
+    restarted.apply(IndexMessage::DaemonSets(WatchUpdate::Listed(vec![
+        known.clone(),
+        other,
+    ])));
+    restarted.go(ClusterIndex::queue_everything);
+    assert_eq!(
+        restarted.events().first().map(|(reason, _)| *reason),
+        Some("PolicyMissing")
+    );
+    // After a restore of etcd the DaemonSet may come before its policy.
+    let mut restored = Scene::synced();
+    restored.apply(IndexMessage::DaemonSets(WatchUpdate::applied(known)));
+    assert_eq!(restored.queued_removal(), Some(at(60)));
+    for mut scene in [restarted, restored] {
+        assert_eq!(scene.index.daemonset_write(&ours), None);
+        assert!(scene.removal_at(60).is_empty());
+        assert!(scene.queued().contains(&&WorkKey::DaemonSet(ours.clone())));
+        let write = scene.index.daemonset_write(&ours);
+        assert!(matches!(write, Some(DaemonSetWrite::Delete { .. })), "{write:?}");
+        assert_eq!(scene.index.daemonset_write(&foreign), None);
+    }
 }
