@@ -246,13 +246,14 @@ impl Objects {
         now: Timestamp,
     ) -> Option<NodePlan> {
         let facts = self.nodes.get(node)?;
-        let departing = self.removals.departing(node);
+        let (departing, missing) = (self.removals.departing(node), self.removals.missing(node, now));
         let context = NodeContext::new(facts, self.gpu_nodes.get(node).map(Arc::as_ref), now)
             .remembering(self.deselections.get(node))
             .absent_since(self.absences.get(node).copied())
             .drained(self.drained.get(node))
             .with_taint_permits(taint_permits)
-            .departing(&departing);
+            .departing(&departing)
+            .missing(&missing);
         let mut plan = plan_node_with_permit(permit, &self.set, context);
         if plan.gpu_node == GpuNodeChange::None && !matches!(plan.hold, Some(NodeHold::Ignored)) {
             // The next plan brings the conditions.

@@ -6,7 +6,7 @@ use crate::{
 };
 use gpunode_crds::{ConditionType, Configuration, GpuDevice, GpuNode, GpuNodeStatus};
 use jiff::{SignedDuration, Timestamp};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Time in which a deleted `GpuNode` is made anew: DaemonSets may select by the labels meanwhile.
 const ABSENCE_GRACE: SignedDuration = SignedDuration::from_mins(1);
@@ -32,6 +32,8 @@ pub struct NodeContext<'a> {
     taint_permits: Option<&'a BTreeSet<String>>,
     /// Policies that are gone and whose removal has not reached the node.
     departing: Option<&'a BTreeSet<String>>,
+    /// Those of them that may come back, with the end of their grace.
+    missing: Option<&'a BTreeMap<String, Timestamp>>,
 }
 
 impl<'a> NodeContext<'a> {
@@ -47,6 +49,7 @@ impl<'a> NodeContext<'a> {
             drained: None,
             taint_permits: None,
             departing: None,
+            missing: None,
         }
     }
 
@@ -86,6 +89,16 @@ impl<'a> NodeContext<'a> {
         }
     }
 
+    /// Adds those of the departing policies that may come back, with the end of their grace: no other policy changes what they
+    /// wrote until then.
+    #[must_use]
+    pub fn missing(self, policies: &'a BTreeMap<String, Timestamp>) -> Self {
+        Self {
+            missing: Some(policies),
+            ..self
+        }
+    }
+
     /// Returns true if new taints of a policy may evict pods.
     pub(crate) fn may_evict(self, policy: &str) -> bool {
         self.taint_permits.is_none_or(|policies| policies.contains(policy))
@@ -94,6 +107,16 @@ impl<'a> NodeContext<'a> {
     /// Returns true if a policy is gone and its removal has not reached the node.
     pub(crate) fn is_departing(self, policy: &str) -> bool {
         self.departing.is_some_and(|policies| policies.contains(policy))
+    }
+
+    /// Returns true if a policy is gone and may come back.
+    pub(crate) fn is_missing(self, policy: &str) -> bool {
+        self.missing.is_some_and(|policies| policies.contains_key(policy))
+    }
+
+    /// Returns the moment at which the first policy that may come back has not.
+    pub(crate) fn grace_ends(self) -> Option<Timestamp> {
+        self.missing.into_iter().flatten().map(|(_, end)| *end).min()
     }
 
     /// Returns the moment at which facts about the GPUs go with a `GpuNode` that was deleted; none if it is there, or if nobody

@@ -92,11 +92,13 @@ impl<'a> DesiredNode<'a> {
             Ok(governing) => (governing, None),
             Err(dispute) => (None, Some(dispute)),
         };
-        let unreadable = policies.unreadable_policy_of(context.configuration());
-        let governing = governing.filter(|_| unreadable.is_none());
-        // A policy that is gone holds up no other.
+        let kept = policies
+            .unreadable_policy_of(context.configuration())
+            .or_else(|| departing_policy(context).filter(|policy| context.is_missing(policy)));
+        let governing = governing.filter(|_| kept.is_none());
+        // A policy that is gone for good holds up no other.
         let departing = departing_policy(context).filter(|_| governing.is_none() && dispute.is_none());
-        let kept_policy = unreadable.or(departing);
+        let kept_policy = kept.or(departing);
         let stage = governing.and_then(|policy| rollout_stage(policy, context));
         // Nodes that are down get a configuration once they are back: many that vanish for a moment must not change together.
         let is_down = context.is_down() && context.configuration().is_some();
@@ -129,6 +131,10 @@ impl<'a> DesiredNode<'a> {
         taints.extend(unhealthy);
         taints.retain(|id, _| !disputed.contains_key(id));
         taints.extend(desired);
+        let may_come_back = record.policies.iter().any(|policy| context.is_missing(policy));
+        if may_come_back {
+            keep_recorded(&mut taints, &record.taints.owned);
+        }
         let without_pace = || {
             let is_ours = |id: &TaintKey| is_temporary(id, &startup);
             let current = current_taints(context.node);
@@ -138,6 +144,9 @@ impl<'a> DesiredNode<'a> {
         taints.retain(|id, _| !paced_taints.held.contains(id));
         held_taints.extend(paced_taints.held.iter().cloned());
         let mut labels = desired_labels(&matched, placed, serving, needs_mps(placed, context));
+        if may_come_back {
+            keep_recorded(&mut labels.desired, &record.labels.owned);
+        }
         let mut held_labels = labels.held();
         if dispute.is_some() {
             // The agent stays with its configuration.
@@ -442,6 +451,9 @@ impl<'a> DesiredNode<'a> {
         if governs {
             agent_outcome(policy, context)
         } else if let Some(kept_policy) = self.kept_policy.filter(|_| would_govern(policy, &self.matched)) {
+            if context.is_missing(kept_policy) {
+                return (PolicyOutcome::Updating, None);
+            }
             let message = keeps_configuration_of(kept_policy);
             (PolicyOutcome::conflicted(Reason::Unreadable, message), None)
         } else {
@@ -477,6 +489,11 @@ fn departing_policy(context: NodeContext<'_>) -> Option<&str> {
 fn is_image_refused(policy: &Policy) -> bool {
     let plugin = policy.device_plugin.as_ref();
     plugin.is_some_and(|plugin| plugin.is_image_refused)
+}
+
+/// Drops keys that have another value in the record: what is there wins while a missing policy may come back.
+fn keep_recorded<K: Ord>(desired: &mut BTreeMap<K, DesiredValue>, recorded: &BTreeMap<K, String>) {
+    desired.retain(|key, wanted| recorded.get(key).is_none_or(|value| *value == wanted.value));
 }
 
 /// Returns true for labels that place agents and daemons.

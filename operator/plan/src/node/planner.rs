@@ -157,6 +157,6 @@ fn plan_enforced(
         }
     };
     let (mut plan, after) = desired.plan(&record, context);
-    plan.recheck = earliest([plan.recheck, facts_end.filter(|end| now < *end)]);
+    plan.recheck = earliest([plan.recheck, facts_end.filter(|end| now < *end), context.grace_ends()]);
     (plan, after)
 }

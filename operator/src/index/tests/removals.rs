@@ -216,3 +216,31 @@ fn daemonset_whose_policy_is_gone_has_a_minute_and_one_of_somebody_else_stays() 
         assert_eq!(scene.index.daemonset_write(&foreign), None);
     }
 }
+
+#[test]
+fn what_another_policy_wants_waits_while_a_missing_policy_may_come_back() {
+    let base = "{nodeSelector: {}, labels: {x: z}, devicePlugin: {passDeviceSpecs: true}}";
+    let mut scene = Scene::synced();
+    scene.set_policy("p", "{priority: 1, nodeSelector: {}, labels: {x: y}, devicePlugin: {}}");
+    scene.set_node("n", &json!({}));
+    let write = scene.node_write("n").unwrap();
+    let GpuNodeChange::Create(mut gpu_node) = write.gpu_node else {
+        panic!()
+    };
+    gpu_node.metadata.resource_version = Some(scene.next_version());
+    scene.written(WrittenObject::GpuNode(gpu_node, WriteKind::Create));
+    scene.patch_node("n", &write.patch.unwrap());
+    scene.set_policy("base", base);
+    assert_eq!(patch_at(&mut scene, 0), None);
+
+    let listed = scene.policy("base", base);
+    scene.apply(IndexMessage::Policies(WatchUpdate::Listed(vec![listed.into()])));
+    assert_eq!(patch_at(&mut scene, 59), None, "label, agent and record stay");
+    let recheck = QueuedKey {
+        key: node("n"),
+        at: Some(at(60)),
+    };
+    assert!(scene.effects.queued.contains(&recheck), "{:?}", scene.effects);
+    let patch = patch_at(&mut scene, 60).unwrap();
+    assert!(patch.contains(r#""path":"/metadata/labels/x","value":"z""#), "{patch}");
+}
