@@ -98,6 +98,8 @@ fn a_policy_deleted_while_the_operator_is_down_is_undone_when_it_starts() -> Res
         before,
         "the node keeps everything until then"
     );
+    let agents = names(&lab.get(&["pods", "-n", NAMESPACE, "-l", "gpunode.dev/policy=v100-reserved"])?);
+    assert_eq!(agents.len(), 1, "its agent serves until then");
     await_snapshot(&lab, &before)
 }
 
