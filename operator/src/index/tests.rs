@@ -810,6 +810,18 @@ fn label_that_flaps_writes_nothing_and_one_that_stays_away_is_waited_for_half_a_
 }
 
 #[test]
+fn clock_that_goes_back_stretches_no_grace() {
+    let mut scene = Scene::synced();
+    scene.set_policy("p", LABEL);
+    scene.set_node("n", &json!({"pool": "a"}));
+    scene.write_node("n");
+    relabel_at(&mut scene, 3600, &json!({"x": "y"}));
+    assert_eq!(patch_at(&mut scene, 0), None);
+    let gone = patch_at(&mut scene, 30).unwrap();
+    assert!(gone.contains(r#""remove","path":"/metadata/labels/x""#), "{gone}");
+}
+
+#[test]
 fn edit_and_deletion_of_a_policy_have_no_grace_and_a_restart_grants_it_where_the_spec_is_known() {
     let elsewhere = "{nodeSelector: {matchLabels: {pool: b}}, labels: {x: y}}";
     let mut scene = Scene::synced();

@@ -40,7 +40,11 @@ pub fn find_deselections(
         let generation = policy.generation;
         let known = before.and_then(|before| before.get(&policy.name));
         let deselection = match known {
-            Some(known) if known.generation == generation => *known,
+            // A clock that went back makes nothing last longer than from now.
+            Some(known) if known.generation == generation => Deselection {
+                generation,
+                since: known.since.min(context.now),
+            },
             None if may_begin(policy) => {
                 let since = recorded_since(policy, &record).map_or(context.now, |since| since.min(context.now));
                 Deselection { generation, since }
