@@ -57,7 +57,7 @@ pub use keys::{
     RECOVERED_ANNOTATION, RELEASE_LABEL, UNHEALTHY_TAINT, is_gpunode_key, is_kubernetes_key, policy_label,
 };
 pub use manifest::{Manifest, ManifestError, manifests};
-pub use name_list::named;
+pub use name_list::{named, plural};
 pub use policy::{GpuNodePolicy, GpuNodePolicySpec, OnConflict, PolicyMode};
 pub use policy_status::{
     GpuNodePolicyStatus, MAX_FAILURES, MAX_PREVIEW, MAX_WAITING, NodeCounts, NodeFailure, NodePreview, NodeWaiting,

@@ -1,4 +1,4 @@
-//! Lists of names in messages and tables.
+//! Names and counts in messages and tables.
 
 /// Joins the first `most` names and counts the others: `a, b and 3 more`.
 pub fn named<S: AsRef<str>>(names: impl IntoIterator<Item = S>, most: usize) -> String {
@@ -8,6 +8,11 @@ pub fn named<S: AsRef<str>>(names: impl IntoIterator<Item = S>, most: usize) -> 
         0 => shown.join(", "),
         more => format!("{} and {more} more", shown.join(", ")),
     }
+}
+
+/// Returns `1 node` or `2 nodes`.
+pub fn plural(count: usize, one: &str, many: &str) -> String {
+    format!("{count} {}", if count == 1 { one } else { many })
 }
 
 #[cfg(test)]

@@ -1,14 +1,10 @@
 //! Text that several subcommands share.
 
+use gpunode_crds::plural;
 use gpunode_plan::NearestNode;
 
 /// Printed where the cluster has no policy.
 pub const NO_POLICY: &str = "no GpuNodePolicy exists yet; write one and preview it with `kubectl gpunode plan -f FILE`";
-
-/// Returns `1 node` or `2 nodes`.
-pub fn plural(count: usize, one: &str, many: &str) -> String {
-    format!("{count} {}", if count == 1 { one } else { many })
-}
 
 /// Says which node a policy comes nearest to matching, and what fails there.
 pub fn nearest_node_text(nearest: &NearestNode) -> String {

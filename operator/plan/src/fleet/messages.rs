@@ -1,6 +1,6 @@
 //! Messages in the status of a policy.
 
-use gpunode_crds::{NodeCounts, NodeWaiting, named};
+use gpunode_crds::{NodeCounts, NodeWaiting, named, plural};
 use jiff::SignedDuration;
 
 /// Maximum number of nodes that a message names.
@@ -137,10 +137,6 @@ pub fn devices_waiting(devices: usize, nodes: usize, first: &NodeWaiting) -> Str
         "{wait} on {on}, first on {} for {pods}; status.waiting names the pods",
         first.node
     )
-}
-
-fn plural(count: usize, one: &str, many: &str) -> String {
-    format!("{count} {}", if count == 1 { one } else { many })
 }
 
 /// Policy in force. On `waiting` of the nodes devices wait for their holders; `old` agents are not updated. Nothing of the policy
