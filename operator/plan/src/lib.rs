@@ -73,7 +73,7 @@ pub use node::{
     planner::{plan_node, plan_node_with_permit},
     stale_resources::{StaleResources, find_stale_resources},
 };
-pub use node_drain::NodeDrain;
+pub use node_drain::{NodeDrain, evicted_after};
 pub use outcome::{PolicyNodeStatus, PolicyOutcome, PolicyOverride};
 pub use output::{
     daemonsets::{

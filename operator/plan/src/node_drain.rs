@@ -25,26 +25,39 @@ impl NodeDrain {
         self.0.retain(|taint, _| node.contains(taint));
     }
 
-    /// Returns true if a pod has to go: it has not ended, and does not tolerate one of the taints for as long as it runs.
+    /// Returns true if a pod has to go: it has not ended, and one of the taints evicts it, now or later.
     fn evicts(&self, pod: &Pod) -> bool {
         let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
         let tolerations = pod.spec.as_ref().and_then(|spec| spec.tolerations.as_deref());
         let tolerations = tolerations.unwrap_or_default();
-        let is_tolerated = |taint: &Taint| tolerations.iter().any(|toleration| tolerates(toleration, taint));
-        !matches!(phase, Some("Succeeded" | "Failed")) && !self.0.keys().all(is_tolerated)
+        let mut taints = self.0.keys();
+        !matches!(phase, Some("Succeeded" | "Failed"))
+            && taints.any(|taint| evicted_after(tolerations, taint).is_some())
     }
 }
 
-/// Returns true if a toleration covers a taint for ever, by the rules of Kubernetes. An operator of a later version covers nothing.
+/// Returns the seconds after which a taint with the effect NoExecute evicts a pod with these tolerations; none if it stays. As in
+/// Kubernetes' `GetMatchingTolerations`, the first toleration that matches counts.
+pub fn evicted_after(tolerations: &[Toleration], taint: &Taint) -> Option<i64> {
+    match tolerations.iter().find(|toleration| tolerates(toleration, taint)) {
+        None => Some(0),
+        Some(toleration) => toleration.toleration_seconds.map(|seconds| seconds.max(0)),
+    }
+}
+
+/// Returns true if a toleration covers a taint, by the rules of Kubernetes. An operator of a later version covers nothing.
 fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
-    let text = |field: &Option<String>| field.clone().unwrap_or_default();
-    let (key, effect) = (text(&toleration.key), text(&toleration.effect));
-    let covers = match text(&toleration.operator).as_str() {
-        "Exists" => key.is_empty() || key == taint.id.key,
-        "" | "Equal" => key == taint.id.key && text(&toleration.value) == taint.value,
-        _ => false,
+    let is_empty_or = |text: &Option<String>, wanted: &str| {
+        let text = text.as_deref().unwrap_or_default();
+        text.is_empty() || text == wanted
     };
-    covers && (effect.is_empty() || effect == taint.id.effect) && toleration.toleration_seconds.is_none()
+    is_empty_or(&toleration.effect, &taint.id.effect)
+        && is_empty_or(&toleration.key, &taint.id.key)
+        && match toleration.operator.as_deref().unwrap_or_default() {
+            "Exists" => true,
+            "" | "Equal" => toleration.value.as_deref().unwrap_or_default() == taint.value,
+            _ => false,
+        }
 }
 
 #[cfg(test)]
@@ -86,6 +99,14 @@ mod tests {
             (
                 json!([{"key": "dedicated", "operator": "Exists", "tolerationSeconds": 60}]),
                 false,
+            ),
+            (
+                json!([{"key": "dedicated", "operator": "Exists", "tolerationSeconds": 300}, {"operator": "Exists"}]),
+                false,
+            ),
+            (
+                json!([{"operator": "Exists"}, {"key": "dedicated", "operator": "Exists", "tolerationSeconds": 300}]),
+                true,
             ),
             (json!([{"key": "dedicated", "operator": "Lt", "value": "v100"}]), false),
         ];

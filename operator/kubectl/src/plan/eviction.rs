@@ -3,7 +3,7 @@
 use super::change::{ChangeAction, ChangeSubject, PlannedChange};
 use crate::snapshot::RunningPod;
 use gpunode_crds::named;
-use k8s_openapi::api::core::v1::Toleration;
+use gpunode_plan::{Taint, TaintKey, evicted_after};
 use serde::Serialize;
 
 /// End of the key of such a taint.
@@ -36,15 +36,20 @@ pub fn may_evict(change: &PlannedChange) -> bool {
 pub fn evicted(changes: &[PlannedChange], pods: &[RunningPod]) -> Vec<EvictedPod> {
     let mut evicted = Vec::new();
     for change in changes.iter().filter(|change| may_evict(change)) {
-        let (key, value) = (change.key.as_deref().unwrap_or_default(), change.to.as_deref());
+        let key = change.key.as_deref().unwrap_or_default();
+        let id = TaintKey {
+            key: key.strip_suffix(NO_EXECUTE).unwrap_or(key).to_owned(),
+            effect: "NoExecute".to_owned(),
+        };
+        let value = change.to.clone().unwrap_or_default();
+        let taint = Taint { id, value };
         let of_taint = pods.iter().filter_map(|pod| {
-            let name = key.strip_suffix(NO_EXECUTE).unwrap_or(key);
+            let seconds = evicted_after(&pod.tolerations, &taint)?;
             Some(EvictedPod {
                 taint: key.to_owned(),
                 namespace: pod.namespace.clone(),
                 pod: pod.name.clone(),
-                after_seconds: Some(time_left(&pod.tolerations, name, value.unwrap_or_default())?)
-                    .filter(|left| *left > 0),
+                after_seconds: (seconds > 0).then_some(seconds),
             })
         });
         let mut of_taint: Vec<EvictedPod> = of_taint.collect();
@@ -72,29 +77,6 @@ pub fn eviction_message(key: &str, evicted: Option<&[EvictedPod]>) -> Option<Str
         1 => Some(format!("taint {key} evicts pod {}", names.concat())),
         count => Some(format!("taint {key} evicts {count} pods: {}", named(names, MAX_PODS))),
     }
-}
-
-/// Returns the seconds until a taint evicts a pod with these tolerations; none if it stays. As in Kubernetes'
-/// `GetMatchingTolerations`, the first toleration that matches counts.
-fn time_left(tolerations: &[Toleration], key: &str, value: &str) -> Option<i64> {
-    match tolerations.iter().find(|toleration| tolerates(toleration, key, value)) {
-        None => Some(0),
-        Some(toleration) => toleration.toleration_seconds.map(|seconds| seconds.max(0)),
-    }
-}
-
-fn tolerates(toleration: &Toleration, key: &str, value: &str) -> bool {
-    let is_empty_or = |text: &Option<String>, wanted: &str| {
-        let text = text.as_deref().unwrap_or_default();
-        text.is_empty() || text == wanted
-    };
-    is_empty_or(&toleration.effect, "NoExecute")
-        && is_empty_or(&toleration.key, key)
-        && match toleration.operator.as_deref().unwrap_or_default() {
-            "Exists" => true,
-            "" | "Equal" => toleration.value.as_deref().unwrap_or_default() == value,
-            _ => false,
-        }
 }
 
 #[cfg(test)]
