@@ -43,10 +43,11 @@ use crate::{
         work::{DaemonSetWrite, NodeWrite, PlannedWrite, PolicyStatusWrite, UnreadableStatusWrite, WorkKey},
     },
 };
-use gpunode_crds::{ConditionType, GOVERNED_LABEL, GpuNode, GpuNodePolicy, NodeCounts, Reason};
+use gpunode_crds::{ConditionType, GpuNode, GpuNodePolicy, NodeCounts, Reason};
 use gpunode_plan::{
     AgentPodSettings, DISCOVERY_NAME, NodeDrain, NodeFacts, NodePlan, PodEviction, PolicyTally, RejectedPod,
     RolloutPermit, policies_delete_rejected_pods, policy_daemonset_name, policy_missing, policy_status, removal_paced,
+    runs_discovery,
 };
 use jiff::Timestamp;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -359,7 +360,7 @@ impl ClusterIndex {
     /// Plans one node, as before its permit in a rollout, and counts the result.
     fn plan(&mut self, name: &str, now: Timestamp, effects: &mut Effects) -> Option<NodePlan> {
         let facts = self.objects.nodes.get(name);
-        let is_down = facts.is_some_and(|facts| !facts.ready && facts.labels.get(GOVERNED_LABEL).is_none());
+        let is_down = facts.is_some_and(|facts| !facts.ready && runs_discovery(facts));
         if self.daemonsets.set_discovery_down(name, is_down) {
             effects.queue(WorkKey::DaemonSet(DISCOVERY_NAME.to_owned()));
         }

@@ -76,6 +76,7 @@ pub use node::{
 pub use node_drain::{NodeDrain, evicted_after};
 pub use outcome::{PolicyNodeStatus, PolicyOutcome, PolicyOverride};
 pub use output::{
+    agent_pod::runs_discovery,
     daemonsets::{
         AgentPodSettings, ReplacedNodes, daemonset_has_drifted, desired_discovery, desired_for_policy, desired_mps,
         is_daemonset_observed, is_same_daemonset, outdated_agents, policy_of_daemonset, repaired_daemonset,

@@ -745,7 +745,8 @@ fn upgrade_of_discovery_counts_the_nodes_that_are_down_on_top() {
     let mut live = None;
     scene.write_daemonset(DISCOVERY_NAME, |daemonset| live = Some(daemonset.clone()));
     // At rest a node that goes down changes nothing. `Scene::set_node` has no condition, so the node is not Ready.
-    scene.set_node("down", &json!({}));
+    let linux = json!({"kubernetes.io/os": "linux"});
+    scene.set_node("down", &linux);
     assert_eq!(max_unavailable(&scene), None);
     let mut outdated = live.unwrap();
     outdated.metadata.resource_version = Some(scene.next_version());
@@ -758,12 +759,21 @@ fn upgrade_of_discovery_counts_the_nodes_that_are_down_on_top() {
     scene.apply(IndexMessage::DaemonSets(WatchUpdate::applied(outdated)));
     assert_eq!(max_unavailable(&scene), Some(IntOrString::Int(4)));
     assert_eq!(scene.index.outdated_discovery(), 10);
-    scene.set_node("down-too", &json!({}));
+    scene.set_node("down-too", &linux);
     assert!(scene.queued().contains(&&WorkKey::DaemonSet(DISCOVERY_NAME.to_owned())));
     assert_eq!(max_unavailable(&scene), Some(IntOrString::Int(5)));
-    // A governed node has no discovery.
-    scene.set_node("governed", &json!({"gpunode.dev/governed": "true"}));
-    assert_eq!(max_unavailable(&scene), Some(IntOrString::Int(5)));
+    // None of these nodes has discovery.
+    for (key, value) in [
+        ("gpunode.dev/governed", "true"),
+        ("kubernetes.io/os", "windows"),
+        ("type", "virtual-kubelet"),
+        ("eks.amazonaws.com/compute-type", "fargate"),
+    ] {
+        let mut labels = linux.clone();
+        labels[key] = json!(value);
+        scene.set_node(key, &labels);
+        assert_eq!(max_unavailable(&scene), Some(IntOrString::Int(5)), "{key}");
+    }
 }
 
 /// Returns the text of the patch of a node at a second.

@@ -2,6 +2,7 @@
 //!
 //! It spells out every default that the API server would fill in, so that live and desired specs compare as a whole.
 
+use crate::input::facts::NodeFacts;
 use gpunode_crds::{GOVERNED_LABEL, MPS_LABEL, policy_label};
 use k8s_openapi::{
     api::core::v1::{
@@ -27,6 +28,12 @@ const POD_RESOURCES: &str = "/var/lib/kubelet/pod-resources";
 const STATE: &str = "/var/lib/gpunode";
 /// Folder in which MPS daemons and their clients meet; gone after a reboot, as they are.
 const RUN: &str = "/run/gpunode";
+
+/// Label of the nodes on which agents run.
+const OS: (&str, &str) = ("kubernetes.io/os", "linux");
+/// Labels of nodes on which none runs: those of a virtual kubelet, and those of AWS Fargate.
+const VIRTUAL: (&str, &str) = ("type", "virtual-kubelet");
+const FARGATE: (&str, &str) = ("eks.amazonaws.com/compute-type", "fargate");
 
 /// Component that an agent runs as.
 #[derive(Clone, Copy)]
@@ -201,6 +208,12 @@ fn probe(path: &str, period_seconds: i32) -> Probe {
     }
 }
 
+/// Returns true if discovery runs on a node: [`node_affinity`] lets it.
+pub fn runs_discovery(node: &NodeFacts) -> bool {
+    let has = |(key, value): (&str, &str)| node.labels.get(key) == Some(value);
+    has(OS) && !has(VIRTUAL) && !has(FARGATE) && !node.labels.contains_key(GOVERNED_LABEL)
+}
+
 /// Selects Linux nodes that run containers of the host: no virtual nodes, where a DaemonSet's pod waits for ever, and for
 /// discovery none that a policy governs.
 fn node_affinity(is_discovery: bool) -> Affinity {
@@ -210,10 +223,9 @@ fn node_affinity(is_discovery: bool) -> Affinity {
         values: (!values.is_empty()).then(|| values.iter().map(|value| (*value).to_owned()).collect()),
     };
     let mut requirements = vec![
-        requirement("kubernetes.io/os", "In", &["linux"]),
-        requirement("type", "NotIn", &["virtual-kubelet"]),
-        // AWS Fargate.
-        requirement("eks.amazonaws.com/compute-type", "NotIn", &["fargate"]),
+        requirement(OS.0, "In", &[OS.1]),
+        requirement(VIRTUAL.0, "NotIn", &[VIRTUAL.1]),
+        requirement(FARGATE.0, "NotIn", &[FARGATE.1]),
     ];
     if is_discovery {
         requirements.push(requirement(GOVERNED_LABEL, "DoesNotExist", &[]));
