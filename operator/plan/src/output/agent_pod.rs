@@ -208,7 +208,7 @@ fn probe(path: &str, period_seconds: i32) -> Probe {
     }
 }
 
-/// Returns true if discovery runs on a node: [`node_affinity`] lets it.
+/// Returns true if discovery runs on a node, by the rules of its affinity.
 pub fn runs_discovery(node: &NodeFacts) -> bool {
     let has = |(key, value): (&str, &str)| node.labels.get(key) == Some(value);
     has(OS) && !has(VIRTUAL) && !has(FARGATE) && !node.labels.contains_key(GOVERNED_LABEL)

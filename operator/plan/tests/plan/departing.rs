@@ -2,9 +2,10 @@
 
 use crate::world::{World, policy};
 use gpunode_crds::GpuNodePolicy;
-use gpunode_plan::{GpuNodeChange, NodeContext, NodePlan, PolicySet, plan_node};
+use gpunode_plan::{GpuNodeChange, NodeContext, NodePlan, PolicyOutcome, PolicySet, plan_node};
+use jiff::SignedDuration;
 use serde_json::json;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 fn plan(world: &World, policies: &[GpuNodePolicy]) -> NodePlan {
     let departing = BTreeSet::from(["gone".to_owned()]);
@@ -66,4 +67,26 @@ fn policy_that_wants_the_node_instead_waits_for_no_removal() {
         "{patch}"
     );
     assert!(plan.disagreements.is_empty() && plan.conflicts.is_empty());
+}
+
+#[test]
+fn policy_that_wants_the_node_instead_waits_while_the_missing_one_may_come_back() {
+    let world = governed();
+    let other = policy(
+        "other",
+        "{nodeSelector: {}, labels: {x: z}, taints: [{key: t, value: v, effect: NoExecute}], devicePlugin: {passDeviceSpecs: true}}",
+    );
+    let (departing, end) = (
+        BTreeSet::from(["gone".to_owned()]),
+        world.now + SignedDuration::from_mins(1),
+    );
+    let (missing, facts) = (BTreeMap::from([("gone".to_owned(), end)]), world.facts());
+    let context = NodeContext::new(&facts, world.gpu_node.as_ref(), world.now)
+        .departing(&departing)
+        .missing(&missing);
+    let plan = plan_node(&PolicySet::new(&[other]), context);
+    assert_eq!((&plan.patch, &plan.gpu_node), (&None, &GpuNodeChange::None));
+    assert_eq!(plan.governing, None);
+    assert!(plan.recheck.is_some_and(|recheck| recheck <= end));
+    assert_eq!(plan.outcomes["other"], PolicyOutcome::Updating);
 }
