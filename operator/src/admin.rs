@@ -91,7 +91,7 @@ mod tests {
         index::{ClusterIndex, cache::WatchUpdate, effects::Effects, message::IndexMessage},
         reconcile::IndexOwner,
     };
-    use gpunode_plan::AgentPodSettings;
+    use gpunode_plan::{AgentImages, AgentPodSettings};
     use jiff::Timestamp;
 
     #[test]
@@ -99,7 +99,7 @@ mod tests {
         let pods = AgentPodSettings {
             namespace: "ns".to_owned(),
             image: "image".to_owned(),
-            allowed: None,
+            allowed: AgentImages::of_agent("image"),
         };
         let (mut owned_index, index) = IndexOwner::new(ClusterIndex::new(pods, true));
         let leader = OtherLeader::sample("elsewhere", "pod", "1.2.3");

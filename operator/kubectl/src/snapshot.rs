@@ -39,7 +39,7 @@ pub const DECISIVE_KINDS: [&str; 3] = ["GpuNodePolicy", "GpuNode", "Node"];
 const OLD: SignedDuration = SignedDuration::from_hours(24);
 
 /// Added to the reason for which the operator's setting for GPU fact labels is unknown.
-const DEFAULT_GPU_LABELS: &str = 
+const DEFAULT_GPU_LABELS: &str =
     "; assuming that the operator writes GPU fact labels, which is its default, and allows every agent image";
 
 /// Added to the reason for which pods are unknown.

@@ -65,7 +65,7 @@ impl WatchHealth {
         self.lock().values().any(is_failing)
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, FailedStarts>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, Trouble>> {
         // No code that could panic runs under the lock.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

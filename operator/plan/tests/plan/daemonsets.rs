@@ -209,7 +209,7 @@ fn daemonset_names_its_policy() {
     assert_eq!(policy_of_daemonset(&desired_discovery(&pods(), None)), None);
     assert_eq!(policy_of_daemonset(&desired_mps(&pods())), None);
     let owned = edited(&daemonset, |it| {
-        it["metadata"]["ownerReferences"] = owners("GpuNodePolicy")
+        it["metadata"]["ownerReferences"] = owners("GpuNodePolicy");
     });
     assert_eq!(policy_of_daemonset(&owned), Some("v100"));
     let edits: [Edit; 3] = [

@@ -31,9 +31,7 @@ async fn a_list_that_no_kubelet_takes_is_refused_and_the_old_one_stays() -> Resu
     lab.apply(&of(3))?;
     kubelet
         .has(&long, |endpoint| {
-            endpoint.healthy().len() == 8 * 3
-                && endpoint.devices.len() == 8 * 3
-                && endpoint.healthy().contains(&held)
+            endpoint.healthy().len() == 8 * 3 && endpoint.devices.len() == 8 * 3 && endpoint.healthy().contains(&held)
         })
         .await?;
     Ok(())

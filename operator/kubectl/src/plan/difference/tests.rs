@@ -378,7 +378,8 @@ fn policy_with_an_image_that_the_operator_does_not_allow_is_refused_in_its_words
     });
     let refused = plan(&cluster, &[spec("other.example/agent:1", 4)]);
     assert!(refused.nodes.is_empty(), "the node keeps what it has: {refused:?}");
-    let text = anstream::adapter::strip_str(&crate::plan::text::plan(&refused)).to_string();
+    let text = anstream::adapter::strip_str(&crate::plan::text::plan(&refused, crate::output::TextWidth::UNLIMITED))
+        .to_string();
     let words = "! refused by the operator: spec.image: other.example/agent:1 is not allowed; use an image of example.com/agent, or let \
                  an administrator add its repository to AGENT_IMAGES of the operator";
     assert!(text.contains(words), "{text}");
