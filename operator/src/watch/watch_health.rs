@@ -13,7 +13,7 @@ const FAILING_AFTER: Duration = Duration::from_mins(1);
 /// Starts of a watch are at most this far apart. A watch that starts and brings nothing tells so by no further error alone.
 const LONGEST_PAUSE: Duration = Duration::from_secs(90);
 
-/// What is wrong, by kind of object.
+/// Troubles of watches, by kind of object.
 #[derive(Clone, Debug, Default)]
 pub struct WatchHealth(Arc<Mutex<HashMap<String, Trouble>>>);
 

@@ -283,7 +283,7 @@ mod tests {
         let text = explanation(&explained, None, &[], false, TextWidth::UNLIMITED);
         insta::assert_snapshot!(anstream::adapter::strip_str(&text).to_string(), @r#"
         POLICY   PRIORITY   MODE      MATCHES   WHY
-        t4       10         Enforce   leaving   spec.nodeSelector.matchLabels[pool]: wants "b", node has "a"; what it has here stays for 20 s more, in case the label comes back
+        t4       10         Enforce   leaving   spec.nodeSelector.matchLabels[pool]: wants "b", node has "a"; keeps what it has here for 20 s more, in case the label comes back
 
         gpunode manages nothing on node n1
         "#);

@@ -47,7 +47,7 @@ pub enum UnknownGpuLabels {
     Elsewhere,
 }
 
-/// Where a setting comes from.
+/// Source of a setting.
 enum SettingSource<'a> {
     Text(&'a str),
     /// A ConfigMap, a field of the pod, or another argument.
