@@ -18,8 +18,8 @@ pub struct DeviceShares<'a> {
     pub held: Vec<bool>,
     /// Numbers of held time slices that the device has no longer.
     pub beyond: BTreeSet<u32>,
-    /// Number of shares whose ids the kubelet may have.
-    pub known: u32,
+    /// Numbers of time slices that the device has no longer though the kubelet may pick them.
+    pub former: Option<&'a BTreeSet<u32>>,
 }
 
 /// Use that containers can make of a device.
@@ -41,7 +41,9 @@ impl DeviceShares<'_> {
 
     /// Returns true if the device has a share with this number, or had one that the kubelet may still pick.
     pub fn has(&self, number: u32) -> bool {
-        number < self.known || self.beyond.contains(&number)
+        number < self.sharing.shares()
+            || self.beyond.contains(&number)
+            || self.former.is_some_and(|former| former.contains(&number))
     }
 
     /// Returns the ids of held shares.
@@ -80,7 +82,7 @@ pub fn advertised_devices<'a>(state: &'a AllocatorState, resource: &str) -> Vec<
             availability: availability(state, uuid, assignment),
             held: state.held.flags(uuid, assignment),
             beyond: state.held.slices_beyond(uuid, assignment),
-            known: known(state, uuid, assignment.sharing),
+            former: state.resizes.former.get(uuid),
         })
         .collect();
     devices.sort_by(|one, other| one.order().cmp(&other.order()));
@@ -94,14 +96,5 @@ fn availability(state: &AllocatorState, uuid: &str, assignment: &Assignment) -> 
         Availability::Draining
     } else {
         Availability::Allocatable
-    }
-}
-
-/// Returns the number of shares whose ids the kubelet may have.
-fn known(state: &AllocatorState, uuid: &str, sharing: DeviceSharing) -> u32 {
-    let before = state.resizes.slices_before.get(uuid).copied().unwrap_or_default();
-    match sharing {
-        DeviceSharing::TimeSlicing { replicas } => replicas.max(before),
-        other => other.shares(),
     }
 }

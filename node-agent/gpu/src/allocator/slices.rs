@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{DeviceSharing, device_of};
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     time::{Duration, Instant},
 };
 
@@ -30,41 +30,43 @@ pub fn resize(state: &mut AllocatorState) {
             continue;
         };
         if desired.sharing.is_resize_of(&now.sharing) {
-            let before = state.resizes.slices_before.entry(uuid.clone()).or_default();
-            *before = now.sharing.shares().max(*before);
+            let former = state.resizes.former.entry(uuid.clone()).or_default();
+            former.extend(desired.sharing.shares()..now.sharing.shares());
+            former.retain(|number| *number >= desired.sharing.shares());
             now.sharing = desired.sharing;
         }
     }
 }
 
-/// Forgets numbers of slices of which nothing is left: no container holds a slice, and the kubelet takes none for healthy.
-/// Notes how many slices are held.
+/// Notes the slices that devices have no longer though the kubelet takes them for healthy, also those that an earlier process
+/// offered. Forgets those of a device of which the kubelet has none and containers hold none. Notes how many slices are held.
 pub fn observe(state: &mut AllocatorState, started: Instant, allocatable: &BTreeSet<(String, String)>) {
-    let assigned = &state.assigned;
-    let is_over = |uuid: &str, resource: &str, id: &str| {
-        assigned.get(uuid).is_some_and(|of| {
-            of.resource == resource
-                && matches!(of.sharing, DeviceSharing::TimeSlicing { .. })
-                && of
-                    .sharing
-                    .any_number(uuid, id)
-                    .is_some_and(|number| number >= of.sharing.shares())
-        })
-    };
-    let left: BTreeSet<&str> = allocatable
-        .iter()
-        .filter(|(resource, id)| is_over(device_of(id), resource, id))
-        .map(|(_, id)| device_of(id))
-        .collect();
-    let held = &state.held;
-    state.resizes.slices_before.retain(|uuid, _| {
-        let beyond = |uuid: &str| {
+    let mut healthy: BTreeMap<&str, BTreeSet<u32>> = BTreeMap::new();
+    for (resource, id) in allocatable {
+        let uuid = device_of(id);
+        let of = state.assigned.get(uuid).filter(|of| of.resource == *resource);
+        let sharing = of
+            .map(|of| of.sharing)
+            .filter(|sharing| matches!(sharing, DeviceSharing::TimeSlicing { .. }));
+        if let Some(sharing) = sharing
+            && let Some(number) = sharing.any_number(uuid, id)
+            && number >= sharing.shares()
+        {
+            healthy.entry(uuid).or_default().insert(number);
+        }
+    }
+    let (assigned, held) = (&state.assigned, &state.held);
+    state.resizes.former.retain(|uuid, _| {
+        let is_held = || {
             assigned
                 .get(uuid)
                 .is_some_and(|of| !held.slices_beyond(uuid, of).is_empty())
         };
-        left.contains(uuid.as_str()) || beyond(uuid)
+        healthy.contains_key(uuid.as_str()) || is_held()
     });
+    for (uuid, numbers) in healthy {
+        state.resizes.former.entry(uuid.to_owned()).or_default().extend(numbers);
+    }
     let resources: BTreeSet<String> = state
         .assigned
         .values()
@@ -117,7 +119,7 @@ pub fn healthy_slices(
         return None;
     }
     let mut budget = count.total.max(peak).saturating_sub(count.held);
-    let mut slices: Vec<FreeSlices<'_>> = devices
+    let mut slices: Vec<FreeSlices> = devices
         .iter()
         .enumerate()
         .filter(|(_, of)| is_sliced(of))
@@ -127,7 +129,7 @@ pub fn healthy_slices(
     while budget > 0
         && let Some(of) = slices
             .iter_mut()
-            .filter(|of| of.has_free())
+            .filter(|of| !of.free.is_empty())
             .max_by_key(|of| (of.room, std::cmp::Reverse(of.at)))
     {
         of.take();
@@ -158,48 +160,35 @@ fn is_sliced(of: &DeviceShares<'_>) -> bool {
 }
 
 /// Free slices of one device.
-struct FreeSlices<'a> {
+struct FreeSlices {
     at: usize,
-    of: &'a DeviceShares<'a>,
     /// Number of slices that it has beyond the held and taken ones; negative if those are too many.
     room: i64,
-    /// Next number to look at.
-    next: u32,
+    /// Numbers of free slices, those that it has no longer last.
+    free: VecDeque<u32>,
     taken: BTreeSet<u32>,
 }
 
-impl<'a> FreeSlices<'a> {
-    fn of(at: usize, of: &'a DeviceShares<'a>) -> Self {
+impl FreeSlices {
+    fn of(at: usize, of: &DeviceShares<'_>) -> Self {
         let count = |shares: usize| i64::try_from(shares).unwrap_or(i64::MAX);
-        let mut free = Self {
+        let current = (0_u32..)
+            .zip(&of.held)
+            .filter(|(_, held)| !**held)
+            .map(|(number, _)| number);
+        let former = of.former.into_iter().flatten().copied();
+        Self {
             at,
-            of,
             room: count(of.held.len()) - count(of.held_count()),
-            next: 0,
+            free: current
+                .chain(former.filter(|number| !of.beyond.contains(number)))
+                .collect(),
             taken: BTreeSet::new(),
-        };
-        free.skip_held();
-        free
-    }
-
-    fn has_free(&self) -> bool {
-        self.next < self.of.known
+        }
     }
 
     fn take(&mut self) {
-        self.taken.insert(self.next);
+        self.taken.extend(self.free.pop_front());
         self.room -= 1;
-        self.next += 1;
-        self.skip_held();
-    }
-
-    fn skip_held(&mut self) {
-        let is_held = |number: u32| match self.of.held.get(number as usize) {
-            Some(held) => *held,
-            None => self.of.beyond.contains(&number),
-        };
-        while self.has_free() && is_held(self.next) {
-            self.next += 1;
-        }
     }
 }

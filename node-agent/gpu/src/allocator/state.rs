@@ -13,8 +13,8 @@ const MIG_UUID: &str = "MIG-";
 /// Changes of the number of time slices that are not over yet.
 #[derive(Clone, Debug, Default)]
 pub struct Resizes {
-    /// Number of slices of a device before it got fewer, by UUID.
-    pub slices_before: BTreeMap<String, u32>,
+    /// Numbers of slices that a device has no longer though the kubelet may pick them, by UUID.
+    pub former: BTreeMap<String, BTreeSet<u32>>,
     /// Largest number of held slices of late, by resource, with the time of the observation.
     pub peaks: BTreeMap<String, (usize, Instant)>,
 }

@@ -121,6 +121,46 @@ fn a_restarted_agent_keeps_slices_that_the_configuration_no_longer_has() {
     assert!(matches!(refused, AllocationRefusal::Held { .. }), "{refused}");
 }
 
+#[test]
+fn a_slice_that_the_configuration_no_longer_has_is_given_to_the_next_pod_also_after_a_restart() {
+    let held = pods(&[
+        "GPU-1::3", "GPU-0::0", "GPU-0::1", "GPU-1::0", "GPU-2::0", "GPU-2::1", "GPU-3::0", "GPU-3::1",
+    ]);
+    let mut before = test(4, &held);
+    before.allocator.set_desired(slices(2));
+    before.observe(&held);
+    let restarted = Allocator::restore(before.allocator.assigned().clone());
+    // The agent restarts, or the kubelet, which at first has neither healthy devices nor pods.
+    for (allocator, kubelet_restarts) in [(restarted, false), (before.allocator, true)] {
+        let mut test = AllocatorTest {
+            allocator,
+            now: before.now,
+        };
+        test.allocator.set_desired(slices(2));
+        if kubelet_restarts {
+            test.now += Duration::from_secs(1);
+            test.allocator.observe(KubeletObservation {
+                started: test.now,
+                holders: Vec::new(),
+                allocatable: BTreeSet::new(),
+                checkpoint: BTreeSet::new(),
+            });
+        }
+        test.observe(&held);
+        // The pod has ended, and the kubelet gives its slice to the next one.
+        test.observe(&held[1..]);
+        test.allocate(GPU, &["GPU-1::3"]).unwrap();
+        test.observe(&held);
+        assert_eq!(test.count(GPU).unwrap().0, 8);
+        // Once the kubelet has another slice in its place, it is no longer known.
+        for _ in 0..2 {
+            test.observe(&held[1..]);
+        }
+        let refused = test.allocate(GPU, &["GPU-1::3"]).unwrap_err();
+        assert!(matches!(refused, AllocationRefusal::Unknown { .. }), "{refused}");
+    }
+}
+
 /// A pod of the Deployment.
 #[derive(Clone, Debug)]
 struct Pod {
