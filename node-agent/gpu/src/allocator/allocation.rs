@@ -99,6 +99,17 @@ pub fn check(
             reason,
         });
     }
+    let is_of_others = |uuid: &str| {
+        let assignment = state.assigned.get(uuid);
+        assignment.is_some_and(|assignment| state.is_taken(uuid, Some(assignment)))
+    };
+    if let Some((of, _)) = given.iter().find(|(of, _)| is_of_others(of.uuid)) {
+        return Err(AllocationRefusal::Unavailable {
+            resource: name(),
+            device: of.uuid.to_owned(),
+            reason: "a container has it from another plugin".to_owned(),
+        });
+    }
     check_holders(state, resource, ids, now, unseen)?;
     if given.len() > 1 && given.iter().any(|(of, _)| of.sharing.one_device_per_container()) {
         return Err(split(resource, ids.len(), &advertised));

@@ -27,7 +27,8 @@ pub struct DeviceShares<'a> {
 pub enum Availability {
     /// Containers can get its free shares.
     Allocatable,
-    /// Held shares stay; no container gets another one until the device changes.
+    /// Held shares stay; no container gets another one until the device changes, or until the containers end that have it
+    /// from another plugin.
     Draining,
     /// No share is healthy: the device is gone or has a fault.
     Unavailable,
@@ -92,7 +93,7 @@ pub fn advertised_devices<'a>(state: &'a AllocatorState, resource: &str) -> Vec<
 fn availability(state: &AllocatorState, uuid: &str, assignment: &Assignment) -> Availability {
     if !state.present.contains(uuid) || state.unavailable_reason(uuid).is_some() {
         Availability::Unavailable
-    } else if state.desired_assignment(uuid) != Some(assignment) {
+    } else if state.desired_assignment(uuid) != Some(assignment) || state.is_taken(uuid, Some(assignment)) {
         Availability::Draining
     } else {
         Availability::Allocatable

@@ -175,12 +175,17 @@ impl Held {
     }
 }
 
-/// Returns true if there is a share that is not one of `except`. Time slices beyond its number are its own.
+/// Returns true if there is a share that is not one of `except`.
 fn has_other(shares: Option<&BTreeSet<ShareKey>>, uuid: &str, except: Option<&Assignment>) -> bool {
-    let is_share = |of: &Assignment, id: &str| match of.sharing {
-        DeviceSharing::TimeSlicing { .. } => of.sharing.any_number(uuid, id).is_some(),
-        _ => of.sharing.number(uuid, id).is_some(),
-    };
-    let excepted = |(resource, id): &ShareKey| except.is_some_and(|of| of.resource == *resource && is_share(of, id));
+    let excepted = |(resource, id): &ShareKey| except.is_some_and(|of| is_share_of(of, uuid, resource, id));
     shares.is_some_and(|shares| !shares.iter().all(excepted))
+}
+
+/// Returns true if the id is one of a share of the device under `assignment`. Time slices beyond its number are its own.
+pub fn is_share_of(assignment: &Assignment, uuid: &str, resource: &str, id: &str) -> bool {
+    let number = match assignment.sharing {
+        DeviceSharing::TimeSlicing { .. } => assignment.sharing.any_number(uuid, id),
+        _ => assignment.sharing.number(uuid, id),
+    };
+    assignment.resource == resource && number.is_some()
 }

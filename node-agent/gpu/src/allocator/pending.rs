@@ -1,10 +1,15 @@
-//! Devices whose assignment is not the desired one, and the event that each waits for.
+//! Devices whose assignment is not the desired one or that others hold, and the event that each waits for.
 
-use super::{observation::PendingChange, slices::oversized, state::AllocatorState};
+use super::{
+    held::is_share_of,
+    observation::{ContainerShares, PendingChange},
+    slices::oversized,
+    state::AllocatorState,
+};
 use crate::{Assignment, DeviceSharing, device_of};
 use std::collections::BTreeSet;
 
-/// Returns the devices whose assignment is not the desired one, by index.
+/// Returns the devices that [`pending_devices`] names, by index.
 pub fn pending_changes(state: &AllocatorState) -> Vec<PendingChange> {
     let mut pending: Vec<PendingChange> = pending_devices(state)
         .into_iter()
@@ -17,7 +22,8 @@ pub fn pending_changes(state: &AllocatorState) -> Vec<PendingChange> {
     pending
 }
 
-/// Returns the UUIDs of the devices whose assignment is not the desired one, or that have too many time slices.
+/// Returns the UUIDs of the devices whose assignment is not the desired one, that have too many time slices, or that containers
+/// have from another plugin.
 pub fn pending_devices(state: &AllocatorState) -> BTreeSet<&str> {
     let (true, Some(desired)) = (state.is_observed(), &state.desired) else {
         return BTreeSet::new();
@@ -25,7 +31,7 @@ pub fn pending_devices(state: &AllocatorState) -> BTreeSet<&str> {
     let changing = state
         .assigned
         .iter()
-        .filter(|(uuid, now)| desired.get(*uuid) != Some(now))
+        .filter(|(uuid, now)| desired.get(*uuid) != Some(now) || state.is_taken(uuid, Some(now)))
         .map(|(uuid, _)| uuid);
     let coming = desired.keys().filter(|uuid| !state.assigned.contains_key(*uuid));
     let resized = oversized(state).map(|(uuid, ..)| uuid);
@@ -46,12 +52,17 @@ fn describe(state: &AllocatorState, uuid: &str) -> PendingChange {
     let now = state.assigned.get(uuid);
     let next = state.desired_assignment(uuid);
     let whole_or_part: BTreeSet<&str> = state.overlapping(uuid).chain([uuid]).collect();
-    let holds = |id: &String| whole_or_part.contains(device_of(id));
+    // Its own shares are no reason to wait if others hold it.
+    let own = now.filter(|now| next == Some(*now) && state.is_taken(uuid, Some(now)));
+    let holds = |holding: &ContainerShares, id: &String| {
+        let is_own = own.is_some_and(|of| is_share_of(of, uuid, &holding.resource, id));
+        whole_or_part.contains(device_of(id)) && !is_own
+    };
     let holding = state
         .held
         .observed()
         .iter()
-        .filter(|holding| holding.ids.iter().any(holds));
+        .filter(|holding| holding.ids.iter().any(|id| holds(holding, id)));
     let pods: BTreeSet<String> = holding.map(|of| format!("{}/{}", of.namespace, of.pod)).collect();
     let until = if !pods.is_empty() {
         "the last pod that holds it ends"
@@ -71,6 +82,10 @@ fn describe(state: &AllocatorState, uuid: &str) -> PendingChange {
         .map_or_else(|| uuid.to_owned(), |device| format!("GPU {}", device.index()));
     let too_many = oversized(state).find(|(device, ..)| *device == uuid);
     let message = match (now, next) {
+        (Some(now), Some(_)) if own.is_some() => format!(
+            "{name} is {} and also held by a pod of another plugin; no container gets a share of it until {until}",
+            AssignmentText(now)
+        ),
         (Some(now), Some(next)) if now == next => match too_many {
             Some((_, held, number)) => format!(
                 "{name} wants {}, and pods hold {held}; waits until pods with {} of them end",

@@ -107,3 +107,53 @@ fn the_refusal_of_a_held_share_says_how_old_that_is_and_why_it_is_not_newer() {
          get it (the kubelet does not answer now: no socket)"
     );
 }
+
+/// A plugin that served the resource meanwhile gave it to a pod that still runs.
+#[test]
+fn a_device_that_a_pod_has_from_another_plugin_is_given_to_nobody_until_that_pod_ends() {
+    for (config, theirs, id, all) in [
+        (SHARED, "GPU-0", "GPU-0::0", 6),
+        ("", "GPU-0::3", "GPU-0", 3),
+        (MEMORY, "GPU-0", "GPU-0-_-1", 16),
+    ] {
+        let mut test = AllocatorTest::new(config, &[]);
+        let resource = test.allocator.advertised()[0].name.clone();
+        let (total, _) = test.count(&resource).unwrap();
+        assert_eq!(total, all, "{config}");
+        test.observe(&[holding("train", "nvidia.com/gpu", &[theirs])]);
+        let of_device = |test: &AllocatorTest| {
+            let healthy = test.healthy().into_iter();
+            healthy.filter(|(_, id)| device_of(id) == "GPU-0").count()
+        };
+        assert_eq!(of_device(&test), 0, "{config}");
+        let refused = test.allocate(&resource, &[id]).unwrap_err().to_string();
+        assert!(refused.contains("a container has it from another plugin"), "{refused}");
+        let [waiting] = test.allocator.pending_changes().try_into().unwrap();
+        assert_eq!(waiting.pods, ["team/train"]);
+        assert!(
+            waiting.message.ends_with(
+                " and also held by a pod of another plugin; no container gets a share of it until the last pod that holds \
+                 it ends"
+            ),
+            "{}",
+            waiting.message
+        );
+        test.observe(&[]);
+        assert_eq!(test.count(&resource).unwrap().0, all, "{config}");
+        assert!(test.allocator.pending_changes().is_empty());
+        test.allocate(&resource, &[id]).unwrap();
+    }
+}
+
+#[test]
+fn shares_that_others_hold_of_a_device_stay_healthy_while_a_pod_has_it_from_another_plugin() {
+    let held = [
+        holding("ours", "nvidia.com/gpu", &["GPU-0::1"]),
+        holding("theirs", "nvidia.com/gpu", &["GPU-0"]),
+    ];
+    let mut test = AllocatorTest::new(SHARED, &held[..1]);
+    test.observe(&held);
+    let healthy: Vec<String> = test.healthy().into_iter().map(|(_, id)| id).collect();
+    assert!(healthy.contains(&"GPU-0::1".to_owned()) && !healthy.contains(&"GPU-0::0".to_owned()));
+    assert_eq!(test.allocator.pending_changes()[0].pods, ["team/theirs"]);
+}
