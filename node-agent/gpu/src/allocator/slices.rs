@@ -7,7 +7,7 @@
 
 use super::{
     device_shares::{Availability, DeviceShares, advertised_devices},
-    state::AllocatorState,
+    state::{AllocatorState, Peak},
 };
 use crate::{DeviceSharing, device_of};
 use std::{
@@ -73,18 +73,24 @@ pub fn observe(state: &mut AllocatorState, started: Instant, allocatable: &BTree
         .filter(|of| matches!(of.sharing, DeviceSharing::TimeSlicing { .. }))
         .map(|of| of.resource.clone())
         .collect();
-    let held: BTreeMap<String, usize> = resources
+    let counts: BTreeMap<String, SliceCount> = resources
         .into_iter()
         .map(|resource| {
-            let held = SliceCount::of(&advertised_devices(state, &resource)).held;
-            (resource, held)
+            let count = SliceCount::of(&advertised_devices(state, &resource));
+            (resource, count)
         })
         .collect();
-    state.resizes.peaks.retain(|resource, _| held.contains_key(resource));
-    for (resource, held) in held {
-        let peak = state.resizes.peaks.entry(resource).or_insert((held, started));
-        if held >= peak.0 || started.saturating_duration_since(peak.1) >= SETTLE {
-            *peak = (held, started);
+    state.resizes.peaks.retain(|resource, _| counts.contains_key(resource));
+    for (resource, SliceCount { held, devices, .. }) in counts {
+        let new = Peak {
+            held,
+            devices,
+            at: started,
+        };
+        let peak = state.resizes.peaks.entry(resource).or_insert(new);
+        let is_over = held >= peak.held || started.saturating_duration_since(peak.at) >= SETTLE;
+        if is_over || devices != peak.devices {
+            *peak = new;
         }
     }
 }
@@ -100,9 +106,9 @@ pub fn oversized(state: &AllocatorState) -> impl Iterator<Item = (&str, usize, u
 
 /// Returns true if more slices of a resource are healthy than its devices have, and no container holds them.
 pub fn is_settling(state: &AllocatorState) -> bool {
-    state.resizes.peaks.iter().any(|(resource, (peak, _))| {
+    state.resizes.peaks.keys().any(|resource| {
         let count = SliceCount::of(&advertised_devices(state, resource));
-        *peak > count.total.max(count.held)
+        peak(state, resource, &count) > count.total.max(count.held)
     })
 }
 
@@ -114,7 +120,7 @@ pub fn healthy_slices(
     devices: &[DeviceShares<'_>],
 ) -> Option<BTreeMap<usize, BTreeSet<u32>>> {
     let count = SliceCount::of(devices);
-    let peak = state.resizes.peaks.get(resource).map_or(0, |(peak, _)| *peak);
+    let peak = peak(state, resource, &count);
     if devices.iter().all(|of| of.beyond.is_empty()) && peak <= count.total {
         return None;
     }
@@ -138,11 +144,19 @@ pub fn healthy_slices(
     Some(slices.into_iter().map(|of| (of.at, of.taken)).collect())
 }
 
+/// Returns the largest number of held slices of late; 0 if other devices counted then.
+fn peak(state: &AllocatorState, resource: &str, count: &SliceCount) -> usize {
+    let peak = state.resizes.peaks.get(resource);
+    peak.filter(|peak| peak.devices == count.devices)
+        .map_or(0, |peak| peak.held)
+}
+
 /// Sums over the devices of a resource whose time slices containers can get.
 struct SliceCount {
     /// Slices of the configuration.
     total: usize,
     held: usize,
+    devices: usize,
 }
 
 impl SliceCount {
@@ -151,6 +165,7 @@ impl SliceCount {
         Self {
             total: sliced().map(|of| of.held.len()).sum(),
             held: sliced().map(DeviceShares::held_count).sum(),
+            devices: sliced().count(),
         }
     }
 }

@@ -15,8 +15,19 @@ const MIG_UUID: &str = "MIG-";
 pub struct Resizes {
     /// Numbers of slices that a device has no longer though the kubelet may pick them, by UUID.
     pub former: BTreeMap<String, BTreeSet<u32>>,
-    /// Largest number of held slices of late, by resource, with the time of the observation.
-    pub peaks: BTreeMap<String, (usize, Instant)>,
+    /// Largest number of held slices of late, by resource.
+    pub peaks: BTreeMap<String, Peak>,
+}
+
+/// Largest number of held slices of a resource of late.
+#[derive(Clone, Copy, Debug)]
+pub struct Peak {
+    /// Number of held slices.
+    pub held: usize,
+    /// Number of devices with slices for containers; the peak says nothing about any other number of them.
+    pub devices: usize,
+    /// Start of the observation.
+    pub at: Instant,
 }
 
 /// The devices of a node: their assignments, the desired ones, and the shares that containers hold.

@@ -86,6 +86,23 @@ fn of_fewer_time_slices_a_gpu_keeps_what_is_held_and_the_sum_is_the_new_one() {
 }
 
 #[test]
+fn a_fault_during_a_change_offers_no_slices_of_other_gpus_for_those_of_the_faulty_one() {
+    let held = pods(&[
+        "GPU-0::0", "GPU-0::1", "GPU-0::2", "GPU-0::3", "GPU-1::0", "GPU-1::1", "GPU-1::2", "GPU-2::0", "GPU-2::3",
+        "GPU-3::0",
+    ]);
+    let mut test = test(4, &held);
+    test.allocator.set_desired(slices(2));
+    test.observe(&held);
+    assert_eq!(test.count(GPU).unwrap().0, 10, "what is held is more than the number");
+    test.allocator
+        .set_unavailable([("GPU-0".to_owned(), "XID 79".to_owned())].into());
+    assert_eq!(test.count(GPU).unwrap().0, 6);
+    test.observe(&held[4..]);
+    assert_eq!(test.count(GPU).unwrap().0, 6);
+}
+
+#[test]
 fn a_container_gets_no_slice_of_a_gpu_that_has_too_many() {
     let held = pods(&["GPU-0::0", "GPU-0::1", "GPU-0::2", "GPU-1::0"]);
     let mut test = test(4, &held);
