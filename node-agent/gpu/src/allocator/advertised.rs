@@ -76,10 +76,17 @@ fn resource_list(state: &AllocatorState, resource: &str) -> AdvertisedResource {
         healthy: healthy(at, of, number, held),
         numa_node: node(of).filter(|_| nodes.len() == 1 || !of_one(of)),
     };
+    // A held slice beyond the number stands for an unhealthy one below it.
+    let mut replaced: Vec<usize> = devices.iter().map(|of| of.beyond.len()).collect();
     for (number, row) in (0_u32..).zip(0..most) {
-        for (at, of) in devices.iter().enumerate() {
+        for ((at, of), replaced) in devices.iter().enumerate().zip(&mut replaced) {
             let Some(held) = of.held.get(row) else { continue };
-            shares.push(share(at, of, number, *held));
+            let share = share(at, of, number, *held);
+            if !held && !share.healthy && *replaced > 0 {
+                *replaced -= 1;
+            } else {
+                shares.push(share);
+            }
         }
     }
     // Slices that a device has no longer are in the list while they are held or healthy.

@@ -79,7 +79,7 @@ fn of_fewer_time_slices_a_gpu_keeps_what_is_held_and_the_sum_is_the_new_one() {
     }
     assert_eq!(
         test.count(GPU),
-        Some((8, 9)),
+        Some((8, 8)),
         "GPU-1::3 is held in the place of another"
     );
     assert!(!test.allocator.needs_observation());
