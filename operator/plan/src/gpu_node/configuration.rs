@@ -165,9 +165,11 @@ fn new_step(policy: &Policy, now: Timestamp) -> ConfigurationStep {
     }
 }
 
-/// Returns the devices of a node whose change waits for their holders.
+/// Returns the devices of a node whose change waits for their holders; none of a node that is down, whose agent reports pods
+/// that may have ended long ago.
 pub fn waiting_devices(context: NodeContext<'_>) -> Vec<NodeWaiting> {
-    let devices = context.status().into_iter().flat_map(|status| &status.waiting);
+    let status = context.status().filter(|_| context.node.ready);
+    let devices = status.into_iter().flat_map(|status| &status.waiting);
     let waiting = devices.map(|it| NodeWaiting {
         node: context.node.name.clone(),
         device: it.device.clone(),

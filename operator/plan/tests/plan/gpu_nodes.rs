@@ -392,6 +392,9 @@ fn node_whose_devices_wait_for_their_holders_is_ready_and_names_them() {
         assert_eq!(devices, ["GPU-1", "GPU-2"]);
     }
     assert!(world.plan(&[]).waiting.is_empty(), "nobody governs the node");
+    world.node["status"]["conditions"] = json!([{"type": "Ready", "status": "False"}]);
+    let (plan, _) = outcome_after(&world, 60);
+    assert!(plan.waiting.is_empty(), "the pods of a node that is down may be gone");
 }
 
 #[test]
