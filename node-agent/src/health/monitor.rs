@@ -25,7 +25,7 @@ use crate::{
     runtime::channel::send_if_new,
 };
 use gpunode_config::HealthRules as Rules;
-use gpunode_gpu::{FaultReason, FaultTransition, GpuProbe, HealthObservation, Inventory, ProbeResult};
+use gpunode_gpu::{FaultReason, FaultTransition, GpuProbe, HealthObservation, Inventory, LastXids, ProbeResult};
 use jiff::Timestamp;
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -75,6 +75,8 @@ pub struct HealthMonitor {
     saved: SavedHealth,
     probes: ProbeLoop,
     recent_xids: RecentXids,
+    /// XIDs of each GPU and MIG device that made none unhealthy, with an event each.
+    announced_xids: LastXids,
     /// Time from which no device is healthy because the driver does not answer.
     unhealthy_from: Option<Instant>,
     /// GPUs whose NVLinks this process has read.
@@ -93,6 +95,7 @@ impl HealthMonitor {
             inputs,
             saved,
             recent_xids: RecentXids::default(),
+            announced_xids: LastXids::default(),
             // The predecessor has waited already.
             unhealthy_from: Some(Instant::now()),
             links_read: BTreeSet::new(),
@@ -163,12 +166,13 @@ impl HealthMonitor {
             .map(str::to_owned);
         let before = self.saved.health.ticket();
         let device = part.unwrap_or_else(|| gpu.clone());
-        let is_news = self.saved.last_xids.observe(&gpu, xid, Timestamp::now());
+        let at = Timestamp::now();
+        self.saved.last_xids.observe(&gpu, xid, at);
         self.observe(HealthObservation::Xid(device.clone(), xid));
         // An XID that does not count has no consequences to wait for.
         if self.saved.health.ticket() != before {
             self.recent_xids.add(gpu, now, before);
-        } else if is_news {
+        } else if self.announced_xids.observe(&device, xid, at) {
             let holders = self.inputs.manager.holders();
             announce::xid_does_not_count(&device, xid, &self.devices(), &holders, &self.inputs.node_events);
         }
@@ -221,6 +225,7 @@ impl HealthMonitor {
             self.forget_instances(&reading.inventory);
             let devices = self.devices();
             self.saved.last_xids.forget(|gpu| !devices.has(gpu));
+            self.announced_xids.forget(|device| !devices.has(device));
         }
         self.probes.probe_soon(Instant::now());
     }

@@ -1,4 +1,4 @@
-//! The last XIDs of each GPU, also those that make no device unhealthy.
+//! The last XIDs of each device, also those that make none unhealthy.
 
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
@@ -6,18 +6,18 @@ use std::collections::BTreeMap;
 
 /// Time within which an XID that comes again counts as the same report: a storm of XIDs writes no status and sends no event.
 const STORM: SignedDuration = SignedDuration::from_secs(60);
-/// Numbers that are remembered for each GPU. The oldest goes first.
+/// Numbers that are remembered for each device. The oldest goes first.
 const MAX_NUMBERS: usize = 16;
 
-/// Numbers and times of XIDs by UUID of the GPU: each number once, the newest last. The agent saves it.
+/// Numbers and times of XIDs by UUID of the device: each number once, the newest last. The agent saves those of GPUs.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct LastXids(BTreeMap<String, Vec<(i32, Timestamp)>>);
 
 impl LastXids {
-    /// Takes an XID of a GPU. Returns true if it is worth a report: the first of its number within a minute.
-    pub fn observe(&mut self, gpu: &str, xid: i32, now: Timestamp) -> bool {
-        let xids = self.0.entry(gpu.to_owned()).or_default();
+    /// Takes an XID of a device. Returns true if it is worth a report: the first of its number within a minute.
+    pub fn observe(&mut self, device: &str, xid: i32, now: Timestamp) -> bool {
+        let xids = self.0.entry(device.to_owned()).or_default();
         // A time in the future was noted before the clock was set back.
         let is_recent = |at: Timestamp| at <= now && now.duration_since(at) < STORM;
         if xids.iter().any(|(number, at)| *number == xid && is_recent(*at)) {
@@ -31,12 +31,12 @@ impl LastXids {
         true
     }
 
-    /// Returns the last XID of a GPU with its time, which is up to a minute old where it came several times.
-    pub fn last(&self, gpu: &str) -> Option<(i32, Timestamp)> {
-        self.0.get(gpu)?.last().copied()
+    /// Returns the last XID of a device with its time, which is up to a minute old where it came several times.
+    pub fn last(&self, device: &str) -> Option<(i32, Timestamp)> {
+        self.0.get(device)?.last().copied()
     }
 
-    /// Forgets the XIDs of GPUs that are gone.
+    /// Forgets the XIDs of devices that are gone.
     pub fn forget(&mut self, is_gone: impl Fn(&str) -> bool) {
         self.0.retain(|gpu, _| !is_gone(gpu));
     }

@@ -51,6 +51,25 @@ async fn xids_of_applications_change_nothing_and_lists_of_xids_are_obeyed() -> R
 }
 
 #[tokio::test]
+async fn an_xid_that_does_not_count_is_announced_once_for_each_device() -> Result<()> {
+    const LINE: &str = "XID does not make the device unhealthy";
+    let lab = lab(divided()?, "mig: {strategy: Mixed}", PART, 2).await?;
+    let parts = lab.node.mig_uuids()?.concat();
+    let state = lab.node.state()?;
+    for instance in [(1, 0), (2, 0), (1, 0)] {
+        state.inject_mig_xid(1, 13, instance)?;
+    }
+    // What comes after has been heard after.
+    state.inject_xid(0, TIMEOUT)?;
+    broken(&lab, GPU, &[&lab.node.uuids()?[0]]).await?;
+    for part in &parts {
+        let lines: Vec<String> = lab.agent.log().into_iter().filter(|line| line.contains(LINE)).collect();
+        assert_eq!(lines.iter().filter(|line| line.contains(part)).count(), 1, "{lines:#?}");
+    }
+    broken(&lab, PART, &[]).await
+}
+
+#[tokio::test]
 async fn an_xid_of_a_mig_device_takes_out_that_one_and_one_of_the_gpu_all_of_them() -> Result<()> {
     let lab = lab(divided()?, "mig: {strategy: Mixed}", PART, 2).await?;
     let parts = lab.node.mig_uuids()?.concat();
