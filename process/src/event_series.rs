@@ -1,7 +1,8 @@
-//! Kubernetes events as series: an event that repeats word for word is counted, any other one is an event of its own.
+//! Kubernetes events as series: an event that happens again is counted, any other one is an event of its own.
 //!
-//! `kube::runtime::events::Recorder` leaves the note out of the comparison and sends the first note again, so that a fault of
-//! one GPU counts as another fault of another GPU. A note cannot be changed later (`pkg/apis/core/validation/events.go`).
+//! `kube::runtime::events::Recorder` compares neither the note nor anything in its place, so that a fault of one GPU counts as
+//! another fault of another GPU. The note is that of the first event: it cannot be changed later
+//! (`pkg/apis/core/validation/events.go`).
 
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::{
@@ -29,7 +30,7 @@ const MAX_NAME: usize = 220;
 /// Namespace of events about objects without one.
 const DEFAULT_NAMESPACE: &str = "default";
 
-/// An event to send. Two equal ones belong to one series.
+/// An event to send. Two that differ in the note alone belong to one series.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EventContent {
     /// The object that the event is about.
@@ -42,6 +43,8 @@ pub struct EventContent {
     pub reason: String,
     /// Action that was taken, in CamelCase.
     pub action: String,
+    /// Subject within the object, such as a device and its fault; empty if the other fields say it.
+    pub series: String,
     /// A sentence for people; what goes beyond 1024 bytes is cut off.
     pub note: String,
 }
@@ -108,6 +111,7 @@ impl EventSeries {
             is_warning,
             reason,
             action,
+            series: _,
             note,
         } = content.clone();
         ApiEvent {
@@ -166,7 +170,7 @@ struct SeriesKey {
     is_warning: bool,
     reason: String,
     action: String,
-    note: String,
+    series: String,
 }
 
 /// Kind, namespace, name and UID of an object.
@@ -181,7 +185,7 @@ impl SeriesKey {
             is_warning: content.is_warning,
             reason: content.reason.clone(),
             action: content.action.clone(),
-            note: content.note.clone(),
+            series: content.series.clone(),
         }
     }
 }

@@ -16,8 +16,6 @@ const QUEUE: usize = 64;
 /// Pause between two events: a fault of all GPUs of a node must not be a burst for the API server.
 const PAUSE: Duration = Duration::from_millis(100);
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
-/// Longest note of an event in bytes (Kubernetes, `pkg/apis/core/validation/events.go`).
-const MAX_NOTE: usize = 1024;
 const CONTROLLER: &str = "gpunode-agent";
 
 /// Reason of an event.
@@ -37,6 +35,7 @@ pub enum EventReason {
 #[derive(Debug)]
 pub struct PendingEvent {
     reason: EventReason,
+    series: String,
     note: String,
 }
 
@@ -60,14 +59,11 @@ impl NodeEventSender {
         (Self(sender), events)
     }
 
-    /// Queues an event. Drops it if nobody sends the queued events, as without API server.
-    pub fn send(&self, reason: EventReason, note: &str) {
-        let note = note
-            .get(..note.floor_char_boundary(MAX_NOTE))
-            .unwrap_or_default()
-            .to_owned();
+    /// Queues an event about `series`, such as a device and its fault: one that comes again is counted. Drops it if nobody sends
+    /// the queued events, as without API server.
+    pub fn send(&self, reason: EventReason, series: String, note: String) {
         // The queue is full only while the API server does not answer.
-        _ = self.0.try_send(PendingEvent { reason, note });
+        _ = self.0.try_send(PendingEvent { reason, series, note });
     }
 }
 
@@ -116,6 +112,7 @@ fn content(pending: PendingEvent, node: ObjectReference) -> EventContent {
         is_warning,
         reason: reason.to_owned(),
         action: action.to_owned(),
+        series: pending.series,
         note: pending.note,
     }
 }
@@ -128,15 +125,15 @@ mod tests {
     fn an_api_server_that_is_away_holds_nobody_up() {
         let (sender, mut events) = NodeEventSender::new();
         for number in 0..QUEUE * 2 {
-            sender.send(EventReason::GpuUnhealthy, &format!("{number} {}", "ü".repeat(MAX_NOTE)));
+            sender.send(EventReason::GpuUnhealthy, String::new(), number.to_string());
         }
         let mut count = 0;
         while let Ok(event) = events.try_recv() {
-            assert!(event.note.starts_with(&format!("{count} ")) && event.note.len() <= MAX_NOTE);
+            assert_eq!(event.note, count.to_string());
             count += 1;
         }
         assert_eq!(count, QUEUE, "the first ones are kept");
         drop(events);
-        sender.send(EventReason::GpuHealthy, "nobody to tell");
+        sender.send(EventReason::GpuHealthy, String::new(), "nobody to tell".to_owned());
     }
 }

@@ -36,7 +36,7 @@ pub fn fault_began(
         format!("; held by {holders}")
     };
     let note = format!("{name} ({device}): {meaning}; {action}; clears after: {waits_for}{held}");
-    events.send(EventReason::GpuUnhealthy, &note);
+    events.send(EventReason::GpuUnhealthy, series(device, fault), note);
 }
 
 /// Logs an XID that makes no device unhealthy, and sends an event of the Node: the application that was hit may fail all the
@@ -62,7 +62,8 @@ pub fn xid_does_not_count(
     };
     events.send(
         EventReason::GpuXid,
-        &format!("{name} ({device}): {meaning}; the device stays healthy; {advice}{held}"),
+        format!("{device} {xid}"),
+        format!("{name} ({device}): {meaning}; the device stays healthy; {advice}{held}"),
     );
 }
 
@@ -74,7 +75,14 @@ pub fn fault_cleared(device: &str, fault: &Fault, healthy: bool, devices: &Known
     if healthy {
         events.send(
             EventReason::GpuHealthy,
-            &format!("{name} ({device}) recovered (was: {meaning})"),
+            series(device, fault),
+            format!("{name} ({device}) recovered (was: {meaning})"),
         );
     }
+}
+
+/// Returns the series of events about a fault of a device. Pods that hold it change; the fault is the same.
+fn series(device: &str, fault: &Fault) -> String {
+    let xid = fault.xid.unwrap_or_default();
+    format!("{device} {} {xid}", fault.reason.as_str())
 }

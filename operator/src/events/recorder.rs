@@ -60,6 +60,8 @@ fn content(event: OperatorEvent) -> EventContent {
         is_warning: event.is_warning,
         reason: event.reason,
         action: "Reconcile".to_owned(),
+        // One series for each policy, reason and node.
+        series: String::new(),
         note: event.message,
     }
 }

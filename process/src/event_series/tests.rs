@@ -68,6 +68,7 @@ fn content(note: &str) -> EventContent {
         is_warning: true,
         reason: "GpuUnhealthy".to_owned(),
         action: "WithholdDevice".to_owned(),
+        series: note.to_owned(),
         note: note.to_owned(),
     }
 }
@@ -77,7 +78,7 @@ fn at(second: i64) -> Timestamp {
 }
 
 #[tokio::test]
-async fn only_an_event_that_says_the_same_of_the_same_is_counted() {
+async fn only_an_event_of_the_same_series_is_counted_whatever_its_note_says() {
     let server = ApiServer::default();
     let mut series = EventSeries::new(server.client(), "gpunode-agent", "");
     let related = |name: &str| EventContent {
@@ -88,7 +89,11 @@ async fn only_an_event_that_says_the_same_of_the_same_is_counted() {
         }),
         ..content("taken")
     };
-    let sent = ["GPU 1: XID 79", "GPU 3: XID 48", "GPU 1: XID 79"].map(content);
+    let held = EventContent {
+        note: "GPU 1: XID 79; held by a/b".to_owned(),
+        ..content("GPU 1: XID 79")
+    };
+    let sent = [content("GPU 1: XID 79"), content("GPU 3: XID 48"), held];
     for (second, event) in (0..).zip(sent.into_iter().chain(["n1", "n2", "n1"].map(related))) {
         series.publish(event, at(second)).await.unwrap();
     }
