@@ -7,8 +7,10 @@
 //! | `server` | serves the device plugin API for one resource |
 //! | `directory` | watches the kubelet's folder of sockets |
 //! | `socket` | names the sockets, removes stale ones |
+//! | `other_sockets` | watches the sockets of other plugins |
 
 pub mod directory;
+pub mod other_sockets;
 pub mod registration;
 pub mod resources;
 pub mod server;

@@ -27,7 +27,10 @@ use crate::{
     driver::{driver_events::DriverEvents, hardware_watch::HardwareWatch, utilisation::Utilisation},
     handover::{AgentId, Handover, HandoverCommand, OwnSocketProbe, TakeBack},
     health::{MonitorInputs, node_health::NodeHealth},
-    plugin::{directory::PluginDirectory, registration::Kubelet, resources::ResourceServers},
+    plugin::{
+        directory::PluginDirectory, other_sockets::watch_other_sockets, registration::Kubelet,
+        resources::ResourceServers,
+    },
     run::{
         agent_state::AgentState,
         main_loop::{MainLoop, MainLoopInputs, MainLoopOutputs},
@@ -147,6 +150,7 @@ fn device_manager(
 fn device_plugins(node: &NodeArgs, manager: Arc<DeviceManager>, tasks: &mut JoinSet<()>) -> ResourceServers {
     let directory = PluginDirectory::new(node.device_plugin_dir.clone());
     tasks.spawn(directory.clone().watch());
+    tasks.spawn(watch_other_sockets(directory.clone(), manager.clone()));
     ResourceServers::new(Kubelet {
         directory,
         manager,

@@ -163,9 +163,10 @@ impl DeviceManager {
         self.holders.observe_now();
     }
 
-    /// Notes that a resource is about to be registered.
-    pub fn begin_serving(&self, resource: &str) {
-        self.served.begin(resource);
+    /// Notes that a resource is about to be registered. `held` makes its server hold lists back while the kubelet may have the
+    /// resource from another plugin.
+    pub fn begin_serving(&self, resource: &str, held: watch::Sender<bool>) {
+        self.served.begin(resource, held);
     }
 
     /// Notes that a resource is no longer registered.
@@ -181,6 +182,16 @@ impl DeviceManager {
     /// Returns the evidence that another plugin serves a registered resource.
     pub fn other_plugin(&self, resource: &str) -> Option<OtherPluginEvidence> {
         self.served.other(resource)
+    }
+
+    /// Returns true if the kubelet has nothing of a registered resource, though it had the time to take the list in.
+    pub fn is_missing(&self, resource: &str) -> bool {
+        self.served.is_missing(resource)
+    }
+
+    /// Notes that another plugin may have registered any of the resources.
+    pub fn doubt_registrations(&self) {
+        self.served.doubt();
     }
 
     /// Returns the best of the `available` ids for a container. Always answers.

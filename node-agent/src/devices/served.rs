@@ -13,6 +13,8 @@ use std::{
 
 /// Minimum time between two observations that count as two, and from a sent list to an observation of its ids.
 const APART: Duration = Duration::from_secs(1);
+/// Time for which lists are held back from a kubelet without the resource, so that it is registered again before.
+const MISSING_HOLD: Duration = Duration::from_secs(3);
 /// Time from a registration in which every new holder is taken for one from before it.
 const BASELINE: Duration = Duration::from_secs(2);
 
@@ -68,6 +70,11 @@ pub struct ServedResource {
     has_baseline: bool,
     /// Start of the first of the latest observations in a row that have evidence.
     suspected_since: Option<Instant>,
+    /// Time at which another plugin may have begun to register the resource, until an observation that would show it.
+    doubted: Option<Instant>,
+    /// Start of the first of the latest observations in a row that miss it, and of the last of them. The kubelet had the time to
+    /// take the list in.
+    missing: Option<(Instant, Instant)>,
     /// Start of the first of the latest observations in a row that agree with the list.
     agreed_since: Option<Instant>,
     other: Option<OtherPluginEvidence>,
@@ -83,6 +90,8 @@ impl ServedResource {
             known: BTreeSet::new(),
             has_baseline: false,
             suspected_since: None,
+            doubted: None,
+            missing: None,
             agreed_since: None,
             other: None,
         }
@@ -95,7 +104,27 @@ impl ServedResource {
 
     /// Returns true if the next observation must follow soon.
     pub fn is_doubtful(&self) -> bool {
-        self.other.is_some() || self.suspected_since.is_some()
+        self.holds_lists() || self.missing.is_some()
+    }
+
+    /// Returns true if no list should be sent: up to 1.36 a kubelet takes a list on an open stream for that of the newest plugin,
+    /// and then nothing shows that plugin, or its end, any more.
+    pub fn holds_lists(&self) -> bool {
+        let is_newly_missing = |(since, at): (Instant, Instant)| at.saturating_duration_since(since) < MISSING_HOLD;
+        self.other.is_some()
+            || self.suspected_since.is_some()
+            || self.doubted.is_some()
+            || self.missing.is_some_and(is_newly_missing)
+    }
+
+    /// Returns true if the kubelet has nothing of the resource, though it had the time to take the list in.
+    pub fn is_missing(&self) -> bool {
+        self.missing.is_some()
+    }
+
+    /// Takes in that another plugin may have begun to register the resource at `now`.
+    pub fn doubt(&mut self, now: Instant) {
+        self.doubted = Some(now);
     }
 
     /// Takes in a list that the kubelet is sent at `now`.
@@ -114,6 +143,13 @@ impl ServedResource {
         let unknown_holder = self.unknown_holder(name, observation);
         let found = unknown_holder.or_else(|| self.disagreement(name, observation));
         let now = observation.started;
+        self.doubted = self.doubted.filter(|at| now < *at + APART);
+        let is_listed = observation.allocatable.iter().any(|(resource, _)| resource == name);
+        let is_advertised = |list: &AdvertisedResource| list.shares.iter().any(|share| share.healthy);
+        let is_due = |(list, at): &(Arc<AdvertisedResource>, Instant)| now >= *at + APART && is_advertised(list);
+        let is_missing = !is_listed && self.sent.as_ref().is_some_and(is_due);
+        let since = self.missing.map_or(now, |(since, _)| since);
+        self.missing = is_missing.then_some((since, now));
         let is_second = |first: &mut Option<Instant>| {
             let since = *first.get_or_insert(now);
             now.saturating_duration_since(since) >= APART
@@ -137,8 +173,7 @@ impl ServedResource {
             (None, Some(other @ OtherPluginEvidence::UnknownHolder { .. })) => Some(other),
             // A kubelet that was slow to take the list in has it now.
             (None, Some(other)) => {
-                let has_resource = observation.allocatable.iter().any(|(resource, _)| resource == name);
-                let agrees = has_resource && is_second(&mut self.agreed_since);
+                let agrees = is_listed && is_second(&mut self.agreed_since);
                 (!agrees).then_some(other)
             }
         };

@@ -217,7 +217,7 @@ impl RegistrationLoop {
             self.until_free(server).await?;
             // Read before the call, to notice a kubelet that restarts during it.
             let kubelet_id = FileId::of(&self.kubelet_socket);
-            self.kubelet.manager.begin_serving(&self.name);
+            self.kubelet.manager.begin_serving(&self.name, server.held());
             let result = tokio::select! {
                 result = self.register(server.socket()) => result,
                 () = until_stopped(self.stop.clone()) => return Err(RegistrationLost::Stopped),
@@ -310,7 +310,7 @@ impl RegistrationLoop {
                 _ = changes.changed() => {}
                 _ = streams.changed() => {}
                 _ = observations.changed() => {
-                    let lost = self.lost_by(&observations.borrow_and_update(), server);
+                    let lost = self.lost_by(&observations.borrow_and_update());
                     if let Some(reason) = lost {
                         return RegistrationLost::retry(reason);
                     }
@@ -321,7 +321,7 @@ impl RegistrationLoop {
     }
 
     /// Returns the reason to register again after an observation of the kubelet, which may also show another plugin.
-    fn lost_by(&mut self, observation: &ObservationState, server: &PluginServer) -> Option<&'static str> {
+    fn lost_by(&mut self, observation: &ObservationState) -> Option<&'static str> {
         let other = self.kubelet.manager.other_plugin(&self.name);
         let is_left = other.is_some();
         let changes = self.kubelet.registered.send_if_modified(|registered| {
@@ -340,7 +340,6 @@ impl RegistrationLoop {
             None if changes => info!(resource = self.name, "no other plugin serves the resource any more"),
             _ => {}
         }
-        server.hold_lists(is_left);
         if !is_left {
             let is_forgotten = self.is_forgotten(observation);
             return is_forgotten.then_some("the kubelet has forgotten the resource");
@@ -353,9 +352,9 @@ impl RegistrationLoop {
         let Some(at) = observation.started.filter(|_| observation.error.is_none()) else {
             return false;
         };
-        let is_advertised = self.advertised.borrow().healthy() > 0;
+        let is_missing = self.kubelet.manager.is_missing(&self.name);
         self.forgotten
-            .check(at, is_advertised, observation.allocatable.contains(&self.name))
+            .check(at, is_missing, observation.allocatable.contains(&self.name))
     }
 
     /// Waits until the next try is due, or until the kubelet restarts or the server's socket is gone. Returns true if

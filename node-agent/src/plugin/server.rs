@@ -103,10 +103,9 @@ impl PluginServer {
         self.streams.clone()
     }
 
-    /// Holds new lists back while another plugin serves the resource: up to 1.36 a kubelet takes a list on an open stream
-    /// for that of the newest plugin. Sends the list again when the hold ends.
-    pub fn hold_lists(&self, hold: bool) {
-        self.held.send_if_modified(|held| std::mem::replace(held, hold) != hold);
+    /// Returns a switch that holds new lists back. The list is sent again when the hold ends.
+    pub fn held(&self) -> watch::Sender<bool> {
+        self.held.clone()
     }
 
     /// Removes the socket, ends the streams and waits briefly for calls in progress.

@@ -1,6 +1,9 @@
-//! Paths of the agent's sockets, and removal of stale ones.
+//! Paths of the agent's sockets, removal of stale ones, and the sockets of others.
 
+use crate::store::file_id::FileId;
 use std::{
+    collections::BTreeMap,
+    ffi::OsString,
     fs,
     hash::{BuildHasher as _, RandomState},
     os::unix::fs::FileTypeExt as _,
@@ -8,6 +11,8 @@ use std::{
 };
 use tracing::{info, warn};
 
+/// File name of the kubelet's own socket.
+const KUBELET_SOCKET: &str = "kubelet.sock";
 /// Prefix of the file names of gpunode's sockets.
 const SOCKET_PREFIX: &str = "gpunode-";
 /// Maximum bytes in the path of a unix socket on Linux (`sun_path` without its NUL).
@@ -46,6 +51,20 @@ pub fn remove_stale_sockets(directory: &Path) {
     }
 }
 
+/// Returns the sockets of other plugins by file name.
+pub fn other_sockets(directory: &Path) -> BTreeMap<OsString, Option<FileId>> {
+    let entries = fs::read_dir(directory).into_iter().flatten().filter_map(Result::ok);
+    let others = entries.filter(|entry| {
+        let name = entry.file_name();
+        let name = name.to_string_lossy();
+        let is_known = name.starts_with(SOCKET_PREFIX) || name == KUBELET_SOCKET;
+        !is_known && entry.file_type().is_ok_and(|kind| kind.is_socket())
+    });
+    others
+        .map(|entry| (entry.file_name(), FileId::of(&entry.path())))
+        .collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -73,8 +92,11 @@ mod tests {
             drop(std::os::unix::net::UnixListener::bind(at(socket)).unwrap());
         }
         fs::write(at("gpunode-file.sock"), "").unwrap();
+        let others = other_sockets(folder.path());
+        assert_eq!(others.keys().collect::<Vec<_>>(), ["nvidia-gpu.sock"]);
         remove_stale_sockets(folder.path());
         assert!(!at("gpunode-a-1.sock").exists());
         assert!(at("nvidia-gpu.sock").exists() && at("kubelet.sock").exists() && at("gpunode-file.sock").exists());
+        assert_eq!(other_sockets(folder.path()), others);
     }
 }

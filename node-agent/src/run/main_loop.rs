@@ -201,8 +201,7 @@ impl MainLoop<'_> {
         self.state.restore_devices(&self.manager).await?;
         self.role = Role::Active(ActiveTasks::begin(monitor, &self.manager, &self.args.node));
         for file in atomic_file::take_set_aside() {
-            self.node_events
-                .send(EventReason::StateFileCorrupt, file.clone(), file);
+            self.node_events.send(EventReason::StateFileCorrupt, file.clone(), file);
         }
         Ok(())
     }

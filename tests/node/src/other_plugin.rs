@@ -8,7 +8,7 @@ use crate::api::{
     registration_client::RegistrationClient,
 };
 use anyhow::Result;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use tokio::{net::UnixListener, sync::watch, task::JoinHandle};
 use tokio_stream::{
     StreamExt as _,
@@ -78,6 +78,7 @@ impl DevicePlugin for Plugin {
 #[derive(Debug)]
 pub struct OtherPlugin {
     server: JoinHandle<()>,
+    socket: PathBuf,
     _devices: watch::Sender<Vec<Device>>,
 }
 
@@ -97,11 +98,12 @@ impl OtherPlugin {
         let (devices, listed) = watch::channel(ids.iter().map(device).collect());
         let socket = folder.join("another.sock");
         _ = std::fs::remove_file(&socket);
-        let incoming = UnixListenerStream::new(UnixListener::bind(socket)?);
+        let incoming = UnixListenerStream::new(UnixListener::bind(&socket)?);
         let server = Server::builder().add_service(DevicePluginServer::new(Plugin(listed)));
         let server = tokio::spawn(async move { _ = server.serve_with_incoming(incoming).await });
         let other = Self {
             server,
+            socket,
             _devices: devices,
         };
         let kubelet = Endpoint::from_shared(format!("unix://{}", folder.join("kubelet.sock").display()))?;
@@ -121,5 +123,7 @@ impl OtherPlugin {
 impl Drop for OtherPlugin {
     fn drop(&mut self) {
         self.server.abort();
+        // As a plugin in Go does.
+        _ = std::fs::remove_file(&self.socket);
     }
 }

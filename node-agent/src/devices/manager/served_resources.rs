@@ -4,19 +4,38 @@ use crate::devices::served::{OtherPluginEvidence, ServedResource};
 use gpunode_gpu::{AdvertisedResource, KubeletObservation};
 use std::{
     collections::BTreeMap,
+    mem,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Instant,
 };
+use tokio::sync::watch;
 
 /// Registered resources by name, which registrations, servers and observations change.
 #[derive(Debug, Default)]
-pub struct RegistrationWatches(Mutex<BTreeMap<String, ServedResource>>);
+pub struct RegistrationWatches(Mutex<BTreeMap<String, RegistrationWatch>>);
+
+/// A registered resource.
+#[derive(Debug)]
+struct RegistrationWatch {
+    served: ServedResource,
+    /// True while its server holds lists back. Set before a list that follows from the same observation.
+    held: watch::Sender<bool>,
+}
+
+impl RegistrationWatch {
+    fn change(&mut self, change: impl FnOnce(&mut ServedResource)) {
+        change(&mut self.served);
+        let holds = self.served.holds_lists();
+        self.held.send_if_modified(|held| mem::replace(held, holds) != holds);
+    }
+}
 
 impl RegistrationWatches {
-    /// Begins with a new registration of a resource.
-    pub fn begin(&self, resource: &str) {
+    /// Begins with a new registration of a resource. `held` makes its server hold lists back.
+    pub fn begin(&self, resource: &str, held: watch::Sender<bool>) {
+        let served = ServedResource::new(Instant::now());
         self.lock()
-            .insert(resource.to_owned(), ServedResource::new(Instant::now()));
+            .insert(resource.to_owned(), RegistrationWatch { served, held });
     }
 
     /// Forgets a resource that is no longer registered.
@@ -26,36 +45,48 @@ impl RegistrationWatches {
 
     /// Notes a list that the kubelet is sent.
     pub fn send(&self, list: &Arc<AdvertisedResource>) {
-        if let Some(served) = self.lock().get_mut(&list.name) {
-            served.send(list, Instant::now());
+        if let Some(watch) = self.lock().get_mut(&list.name) {
+            watch.change(|served| served.send(list, Instant::now()));
         }
     }
 
     /// Notes a request of the kubelet for `ids`.
     pub fn request(&self, resource: &str, ids: &[String]) {
-        if let Some(served) = self.lock().get_mut(resource) {
-            served.request(ids, Instant::now());
+        if let Some(watch) = self.lock().get_mut(resource) {
+            watch.change(|served| served.request(ids, Instant::now()));
+        }
+    }
+
+    /// Notes that another plugin may have registered any of the resources.
+    pub fn doubt(&self) {
+        for watch in self.lock().values_mut() {
+            watch.change(|served| served.doubt(Instant::now()));
         }
     }
 
     /// Compares the resources with an observation.
     pub fn observe(&self, observation: &KubeletObservation) {
-        for (name, served) in &mut *self.lock() {
-            served.observe(name, observation);
+        for (name, watch) in &mut *self.lock() {
+            watch.change(|served| served.observe(name, observation));
         }
     }
 
     /// Returns the evidence that another plugin serves a registered resource.
     pub fn other(&self, resource: &str) -> Option<OtherPluginEvidence> {
-        self.lock().get(resource)?.other().cloned()
+        self.lock().get(resource)?.served.other().cloned()
+    }
+
+    /// Returns true if the kubelet has nothing of a registered resource, though it had the time to take the list in.
+    pub fn is_missing(&self, resource: &str) -> bool {
+        self.lock().get(resource).is_some_and(|watch| watch.served.is_missing())
     }
 
     /// Returns true if the next observation must follow soon.
     pub fn are_doubtful(&self) -> bool {
-        self.lock().values().any(ServedResource::is_doubtful)
+        self.lock().values().any(|watch| watch.served.is_doubtful())
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, ServedResource>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, RegistrationWatch>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

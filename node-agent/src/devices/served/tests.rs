@@ -274,3 +274,40 @@ fn other_resources_do_not_matter() {
     }
     assert_eq!(bench.other(), None);
 }
+
+#[test]
+fn a_resource_that_the_kubelet_does_not_have_is_missing_once_it_had_time_for_the_list() {
+    let mut bench = Bench::new();
+    bench.observe(10.0, &[], &[]);
+    assert!(bench.served.is_missing() && bench.served.is_doubtful());
+    assert!(
+        bench.served.holds_lists(),
+        "a list would hide that another plugin has ended"
+    );
+    bench.observe(13.0, &[], &[]);
+    assert!(bench.served.is_missing() && !bench.served.holds_lists(), "not for ever");
+    bench.observe(14.0, &["a"], &[]);
+    assert!(!bench.served.is_missing() && !bench.served.is_doubtful());
+    bench.send(15.0, &["a", "b"]);
+    bench.observe(15.9, &[], &[]);
+    assert!(!bench.served.is_missing());
+    bench.send(16.0, &["!a", "!b"]);
+    bench.observe(17.0, &[], &[]);
+    assert!(!bench.served.is_missing(), "no healthy device is advertised");
+}
+
+#[test]
+fn lists_are_held_back_from_the_first_doubt() {
+    let mut bench = Bench::new();
+    assert!(!bench.served.holds_lists());
+    // Another plugin has a new socket, and registers a moment later.
+    bench.served.doubt(bench.at(10.0));
+    bench.observe(10.5, &["a", "b"], &[("old", "a")]);
+    assert!(bench.served.holds_lists() && bench.served.is_doubtful());
+    bench.observe(11.0, &["a", "b"], &[("old", "a")]);
+    assert!(!bench.served.holds_lists());
+    bench.observe(20.0, &["another"], &[("old", "a")]);
+    assert!(bench.served.holds_lists(), "one look is a suspicion");
+    bench.observe(21.0, &["a", "b"], &[("old", "a")]);
+    assert!(!bench.served.holds_lists());
+}

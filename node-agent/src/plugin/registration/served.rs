@@ -11,8 +11,10 @@ const NOTICE_TIMEOUT: Duration = Duration::from_secs(1);
 /// First pause between two checks. Each further pause is half as long again: a dozen checks in a second.
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 /// Time from the first check that misses a resource in the kubelet to its new registration.
-const FORGOTTEN_AFTER: Duration = Duration::from_secs(10);
-/// Longest such time, for a kubelet that still does not list the resource after a new registration.
+const FORGOTTEN_AFTER: Duration = Duration::from_secs(1);
+/// Shortest such time for a kubelet that still does not list the resource after a new registration. It doubles each time.
+const STILL_FORGOTTEN_AFTER: Duration = Duration::from_secs(10);
+/// Longest such time.
 const MAX_FORGOTTEN_AFTER: Duration = Duration::from_mins(10);
 
 /// Returns true if the kubelet has healthy devices of a resource; none if it refuses to answer, as with its rate limit.
@@ -60,13 +62,13 @@ impl Default for ForgottenResource {
 }
 
 impl ForgottenResource {
-    /// Takes in one check at `at`: `advertised` if the agent advertises a healthy device, `listed` if the kubelet has one.
-    /// Returns true if it is time to register again, after at least two such checks in a row.
-    pub fn check(&mut self, at: Instant, advertised: bool, listed: bool) -> bool {
+    /// Takes in one check at `at`: `listed` if the kubelet has a healthy device, `missing` if it has none though it should.
+    /// Returns true if it is time to register again, after at least two checks in a row that miss the resource.
+    pub fn check(&mut self, at: Instant, missing: bool, listed: bool) -> bool {
         if listed {
             *self = Self::default();
         }
-        if listed || !advertised {
+        if !missing {
             self.missing_since = None;
             return false;
         }
@@ -77,7 +79,7 @@ impl ForgottenResource {
         let is_due = at.saturating_duration_since(since) >= self.after;
         if is_due {
             self.missing_since = None;
-            self.after = (self.after * 2).min(MAX_FORGOTTEN_AFTER);
+            self.after = (self.after * 2).clamp(STILL_FORGOTTEN_AFTER, MAX_FORGOTTEN_AFTER);
         }
         is_due
     }
@@ -107,38 +109,40 @@ mod tests {
     }
 
     /// Returns the seconds at which it is time to register again, with a check every 10 s.
-    fn due(checks: u64, advertised: impl Fn(u64) -> bool, listed: impl Fn(u64) -> bool) -> Vec<u64> {
+    fn due(checks: u64, missing: impl Fn(u64) -> bool, listed: impl Fn(u64) -> bool) -> Vec<u64> {
         let (start, mut forgotten) = (Instant::now(), ForgottenResource::default());
         let checks = (0..checks).map(|check| check * 10);
         checks
-            .filter(|at| forgotten.check(start + Duration::from_secs(*at), advertised(*at), listed(*at)))
+            .filter(|at| forgotten.check(start + Duration::from_secs(*at), missing(*at), listed(*at)))
             .collect()
     }
 
     #[test]
     fn what_is_missing_in_two_looks_is_registered_again() {
-        assert_eq!(due(3, |_| true, |_| false), [10]);
-        assert!(due(10, |_| true, |at| at % 20 == 0).is_empty(), "never twice in a row");
+        assert_eq!(due(2, |_| true, |_| false), [10]);
+        let every_other = |at: u64| at.is_multiple_of(20);
         assert!(
-            due(10, |_| false, |_| false).is_empty(),
-            "no healthy device is advertised"
+            due(10, |at| !every_other(at), every_other).is_empty(),
+            "never twice in a row"
         );
-        assert!(due(10, |_| true, |_| true).is_empty());
+        assert!(due(10, |_| false, |_| false).is_empty(), "nothing is missing");
+        assert!(due(10, |_| false, |_| true).is_empty());
     }
 
     #[test]
     fn looks_that_come_close_together_are_not_two() {
         let (start, mut forgotten) = (Instant::now(), ForgottenResource::default());
-        let checks = (0..19).map(|half| start + Duration::from_millis(500 * half));
-        assert!(!checks.into_iter().any(|at| forgotten.check(at, true, false)));
+        let mut check = |millis| forgotten.check(start + Duration::from_millis(millis), true, false);
+        assert!(!check(0) && !check(500) && !check(999));
+        assert!(check(1000));
     }
 
     #[test]
     fn a_kubelet_that_never_lists_it_is_not_asked_in_a_loop() {
-        assert_eq!(due(20, |_| true, |_| false), [10, 40, 90, 180]);
+        assert_eq!(due(20, |_| true, |_| false), [10, 30, 60, 110]);
         assert_eq!(
-            due(10, |_| true, |at| at == 50),
-            [10, 40, 70],
+            due(10, |at| at != 50, |at| at == 50),
+            [10, 30, 70, 90],
             "one that listed it starts anew"
         );
     }

@@ -2,6 +2,7 @@
 
 use anyhow::Result;
 use gpunode_node_tests::{Agent, FakeKubelet, Node, OtherPlugin, Stopwatch, until};
+use rustix::process::Signal;
 use std::{fs, time::Duration};
 
 const GPU: &str = "nvidia.com/gpu";
@@ -75,7 +76,7 @@ async fn it_registers_again_when_the_kubelet_has_forgotten_the_resource() -> Res
     let node = Node::with_v100()?;
     let (kubelet, agent, socket) = registered(&node).await?;
     kubelet.forget(GPU);
-    // Two checks, 10 s apart.
+    // Two checks, the first of them within 10 s.
     let line = agent.logs("the kubelet has forgotten the resource").await?;
     assert!(line.contains(GPU), "{line}");
     let endpoint = kubelet.has(GPU, |endpoint| endpoint.registrations == 2).await?;
@@ -155,6 +156,39 @@ async fn a_plugin_with_the_same_ids_is_noticed_by_a_pod_that_it_serves() -> Resu
     assert!(line.contains("pod default/theirs holds"), "{line}");
     drop(other);
     offers_all_again(&kubelet, 3).await
+}
+
+#[tokio::test]
+async fn a_plugin_that_nothing_has_shown_leaves_the_resource_to_gpunode_at_its_end() -> Result<()> {
+    let node = Node::with_v100()?;
+    let (kubelet, agent, _) = registered(&node).await?;
+    let ids = kubelet.endpoint(GPU).ids();
+    let other = OtherPlugin::register_ids(&node.device_plugins(), GPU, &ids).await?;
+    // The agent looks for it, and finds its own ids.
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert_eq!(agent.logged("ServedByAnother"), 0);
+    drop(other);
+    offers_all_again(&kubelet, 3).await
+}
+
+/// Up to 1.36 a list replaces the devices of the other plugin in the kubelet.
+#[tokio::test]
+async fn a_plugin_that_takes_the_resource_over_is_noticed_though_a_gpu_fails_at_that_moment() -> Result<()> {
+    let node = Node::with_v100()?;
+    let (kubelet, agent, _) = registered(&node).await?;
+    let other = OtherPlugin::register(&node.device_plugins(), GPU).await?;
+    node.state()?.lose(0)?;
+    agent.signal(Signal::HUP)?;
+    agent.logs("device is faulty").await?;
+    agent.logs("ServedByAnother").await?;
+    assert_eq!(kubelet.endpoint(GPU).ids(), ["another"]);
+    drop(other);
+    kubelet
+        .has(GPU, |endpoint| {
+            endpoint.registrations == 3 && endpoint.healthy().len() == 7
+        })
+        .await?;
+    Ok(())
 }
 
 #[tokio::test]
