@@ -406,6 +406,22 @@ fn unhealthy_shares_that_nothing_else_explains_are_withheld() {
     assert_eq!(of_health(&released), None);
 }
 
+#[test]
+fn the_last_xid_of_a_gpu_is_in_status_also_if_it_is_no_fault() {
+    let (hardware, in_force) = advertised();
+    let at = Timestamp::from_second(7).unwrap();
+    let mut health = NodeHealth::default();
+    for xid in [13, 99_999] {
+        health.last_xids.observe("GPU-1", xid, at);
+        let status = with_health(&health, &snapshot(), &hardware, &in_force, &[]);
+        assert_eq!(status.gpus[0].last_xid, None);
+        let last = status.gpus[1].last_xid.clone().unwrap();
+        assert_eq!((last.xid, last.time.map(|time| time.0)), (xid, Some(at)));
+        let meaning = (xid == 13).then_some("graphics engine exception");
+        assert_eq!(last.message.as_deref(), meaning);
+    }
+}
+
 fn broken(device: &str) -> NodeHealth {
     let mut health = gpunode_gpu::DeviceFaults::default();
     let xid = gpunode_gpu::HealthObservation::Xid(device.to_owned(), 79);

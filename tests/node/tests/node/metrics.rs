@@ -1,7 +1,7 @@
 //! Metrics of an agent, as Prometheus reads them.
 
 use anyhow::{Context as _, Result, ensure};
-use gpunode_node_tests::{Agent, FakeKubelet, Lab, Node};
+use gpunode_node_tests::{Agent, FakeKubelet, Lab, Node, until};
 use gpunode_scenario::{Scenario, Topology};
 use rustix::process::Signal;
 use std::{
@@ -188,4 +188,31 @@ async fn what_is_wrong_with_gpus_is_counted_until_it_is_over() -> Result<()> {
     lab.node.state()?.restore(0)?;
     lab.agent.signal(Signal::HUP)?;
     await_metrics(&lab.agent, |values| faults(values).is_empty()).await
+}
+
+#[tokio::test]
+async fn a_gpu_with_two_faults_is_counted_once_and_held_shares_are_counted() -> Result<()> {
+    let lab = Lab::start(Node::with_v100()?, "")?;
+    lab.kubelet.has(GPU, |endpoint| endpoint.healthy().len() == 8).await?;
+    for pod in ["a", "b"] {
+        lab.kubelet.admit(pod, "main", GPU, 1).await?;
+    }
+    let held = r#"gpunode_agent_held_shares{resource="nvidia.com/gpu"}"#;
+    await_metrics(&lab.agent, |values| values.get(held) == Some(&2.0)).await?;
+    lab.agent.logs("following driver events").await?;
+    for xid in [79, 48] {
+        lab.node.state()?.inject_xid(1, xid)?;
+    }
+    until("both faults have begun", || {
+        (lab.agent.logged("device is faulty") == 2).then_some(())
+    })
+    .await?;
+    let expected = r#"gpunode_agent_faults{gpu="1",reason="Xid"}"#.to_owned();
+    await_metrics(&lab.agent, |values| {
+        let faults = values
+            .iter()
+            .filter(|(series, _)| series.starts_with("gpunode_agent_faults{"));
+        faults.eq([(&expected, &1.0)])
+    })
+    .await
 }

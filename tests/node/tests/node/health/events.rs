@@ -44,6 +44,10 @@ async fn xids_of_applications_change_nothing_and_lists_of_xids_are_obeyed() -> R
     // They come in order: what comes after has been heard after.
     state.inject_xid(1, 31)?;
     broken(&lab, GPU, &[&uuids[1]]).await?;
+    let line = lab.agent.logs("XID does not make the device unhealthy").await?;
+    assert!(line.contains(&uuids[0]) && line.contains(r#""xid":13"#), "{line}");
+    let metrics = lab.agent.get("/metrics").await?;
+    assert!(!metrics.contains(r#"gpunode_agent_faults{gpu="0""#), "{metrics}");
     state.inject_xid(2, 109)?;
     broken(&lab, GPU, &[&uuids[1], &uuids[2]]).await?;
     assert_eq!(lab.kubelet.endpoint(GPU).lists, 3);
