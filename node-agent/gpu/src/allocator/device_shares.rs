@@ -83,7 +83,7 @@ pub fn advertised_devices<'a>(state: &'a AllocatorState, resource: &str) -> Vec<
             availability: availability(state, uuid, assignment),
             held: state.held.flags(uuid, assignment),
             beyond: state.held.slices_beyond(uuid, assignment),
-            former: state.resizes.former.get(uuid),
+            former: state.resizes.former.get(uuid).map(|former| &former.numbers),
         })
         .collect();
     devices.sort_by(|one, other| one.order().cmp(&other.order()));

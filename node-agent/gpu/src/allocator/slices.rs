@@ -7,7 +7,7 @@
 
 use super::{
     device_shares::{Availability, DeviceShares, advertised_devices},
-    state::{AllocatorState, Peak},
+    state::{AllocatorState, FormerSlices, Peak, Resizes},
 };
 use crate::{DeviceSharing, device_of};
 use std::{
@@ -15,8 +15,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Time for which the sum of a resource stays after it became too large: a kubelet reports it every 10 s, and the scheduler
-/// binds pods by that report.
+/// Time for which the sum of a resource stays after it became too large, and for which former slices are known: a kubelet
+/// reports the sum every 10 s, and the scheduler binds pods by that report.
 const SETTLE: Duration = Duration::from_secs(12);
 
 /// Gives each device its desired number of time slices at once, where nothing else about it changes.
@@ -30,43 +30,58 @@ pub fn resize(state: &mut AllocatorState) {
             continue;
         };
         if desired.sharing.is_resize_of(&now.sharing) {
-            let former = state.resizes.former.entry(uuid.clone()).or_default();
-            former.extend(desired.sharing.shares()..now.sharing.shares());
-            former.retain(|number| *number >= desired.sharing.shares());
+            // Before the first observation the kubelet has had no list.
+            if let Some(seen) = state.observed_at {
+                let numbers = &mut former_slices(&mut state.resizes, uuid, seen).numbers;
+                numbers.extend(desired.sharing.shares()..now.sharing.shares());
+                numbers.retain(|number| *number >= desired.sharing.shares());
+            }
             now.sharing = desired.sharing;
         }
     }
 }
 
-/// Notes the slices that devices have no longer though the kubelet takes them for healthy, also those that an earlier process
-/// offered. Forgets those of a device of which the kubelet has none and containers hold none. Notes how many slices are held.
+/// Returns the former slices of a device, which were seen at `seen`.
+fn former_slices<'a>(resizes: &'a mut Resizes, uuid: &str, seen: Instant) -> &'a mut FormerSlices {
+    let former = resizes.former.entry(uuid.to_owned()).or_insert_with(|| FormerSlices {
+        numbers: BTreeSet::new(),
+        seen,
+    });
+    former.seen = seen;
+    former
+}
+
+/// Notes the slices that devices have no longer though the kubelet has them or containers hold them, also those that an earlier
+/// process offered. Forgets those of a device some time after the last of them: a list on its way may have them. Notes how
+/// many slices are held.
 pub fn observe(state: &mut AllocatorState, started: Instant, allocatable: &BTreeSet<(String, String)>) {
-    let mut healthy: BTreeMap<&str, BTreeSet<u32>> = BTreeMap::new();
+    let mut seen: BTreeMap<&str, BTreeSet<u32>> = BTreeMap::new();
     for (resource, id) in allocatable {
         let uuid = device_of(id);
-        let of = state.assigned.get(uuid).filter(|of| of.resource == *resource);
-        let sharing = of
-            .map(|of| of.sharing)
-            .filter(|sharing| matches!(sharing, DeviceSharing::TimeSlicing { .. }));
-        if let Some(sharing) = sharing
-            && let Some(number) = sharing.any_number(uuid, id)
-            && number >= sharing.shares()
+        if let Some(of) = state.assigned.get(uuid)
+            && of.resource == *resource
+            && matches!(of.sharing, DeviceSharing::TimeSlicing { .. })
+            && let Some(number) = of.sharing.any_number(uuid, id)
+            && number >= of.sharing.shares()
         {
-            healthy.entry(uuid).or_default().insert(number);
+            seen.entry(uuid).or_default().insert(number);
         }
     }
-    let (assigned, held) = (&state.assigned, &state.held);
-    state.resizes.former.retain(|uuid, _| {
-        let is_held = || {
-            assigned
-                .get(uuid)
-                .is_some_and(|of| !held.slices_beyond(uuid, of).is_empty())
-        };
-        healthy.contains_key(uuid.as_str()) || is_held()
-    });
-    for (uuid, numbers) in healthy {
-        state.resizes.former.entry(uuid.to_owned()).or_default().extend(numbers);
+    for (uuid, of) in &state.assigned {
+        let beyond = state.held.slices_beyond(uuid, of);
+        if !beyond.is_empty() {
+            seen.entry(uuid).or_default().extend(beyond);
+        }
     }
+    for (uuid, numbers) in seen {
+        former_slices(&mut state.resizes, uuid, started).numbers.extend(numbers);
+    }
+    let assigned = &state.assigned;
+    state.resizes.former.retain(|uuid, former| {
+        let of = assigned.get(uuid);
+        of.is_some_and(|of| matches!(of.sharing, DeviceSharing::TimeSlicing { .. }))
+            && started.saturating_duration_since(former.seen) < SETTLE
+    });
     let resources: BTreeSet<String> = state
         .assigned
         .values()

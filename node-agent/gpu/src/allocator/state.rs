@@ -13,10 +13,19 @@ const MIG_UUID: &str = "MIG-";
 /// Changes of the number of time slices that are not over yet.
 #[derive(Clone, Debug, Default)]
 pub struct Resizes {
-    /// Numbers of slices that a device has no longer though the kubelet may pick them, by UUID.
-    pub former: BTreeMap<String, BTreeSet<u32>>,
+    /// Slices that a device has no longer though the kubelet may pick them, by UUID.
+    pub former: BTreeMap<String, FormerSlices>,
     /// Largest number of held slices of late, by resource.
     pub peaks: BTreeMap<String, Peak>,
+}
+
+/// Slices that a device has no longer though the kubelet may pick them.
+#[derive(Clone, Debug)]
+pub struct FormerSlices {
+    /// Their numbers.
+    pub numbers: BTreeSet<u32>,
+    /// Start of the last observation in which one was healthy or held.
+    pub seen: Instant,
 }
 
 /// Largest number of held slices of a resource of late.

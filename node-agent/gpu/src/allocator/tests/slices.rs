@@ -169,8 +169,8 @@ fn a_slice_that_the_configuration_no_longer_has_is_given_to_the_next_pod_also_af
         test.allocate(GPU, &["GPU-1::3"]).unwrap();
         test.observe(&held);
         assert_eq!(test.count(GPU).unwrap().0, 8);
-        // Once the kubelet has another slice in its place, it is no longer known.
-        for _ in 0..2 {
+        // Some time after the kubelet has another slice in its place, it is no longer known.
+        for _ in 0..14 {
             test.observe(&held[1..]);
         }
         let refused = test.allocate(GPU, &["GPU-1::3"]).unwrap_err();
