@@ -166,7 +166,9 @@ impl Held {
         if !matches!(assignment.sharing, DeviceSharing::TimeSlicing { .. }) {
             return BTreeSet::new();
         }
-        let shares = self.by_device.get(uuid).into_iter().flatten();
+        // A kubelet that has just restarted lists no pods yet. A container that it starts again needs its id to be healthy.
+        let unlisted = self.checkpoint.get(uuid).filter(|_| self.observed.is_empty());
+        let shares = self.by_device.get(uuid).into_iter().chain(unlisted).flatten();
         let of_resource = shares.filter(|(resource, _)| *resource == assignment.resource);
         of_resource
             .filter_map(|(_, id)| assignment.sharing.any_number(uuid, id))

@@ -178,6 +178,25 @@ fn a_slice_that_the_configuration_no_longer_has_is_given_to_the_next_pod_also_af
     }
 }
 
+#[test]
+fn a_restarted_kubelet_that_lists_no_pods_yet_keeps_the_slices_of_its_checkpoint() {
+    let held = pods(&["GPU-0::0", "GPU-1::3"]);
+    let mut test = test(4, &held);
+    test.allocator.set_desired(slices(2));
+    test.now += Duration::from_secs(1);
+    test.allocator.observe(KubeletObservation {
+        started: test.now,
+        holders: Vec::new(),
+        allocatable: BTreeSet::new(),
+        checkpoint: held.iter().map(|of| (GPU.to_owned(), of.ids[0].clone())).collect(),
+    });
+    assert!(healthy(&test).contains(&"GPU-1::3".to_owned()));
+    assert_eq!(test.count(GPU), Some((8, 8)));
+    // The pod has ended meanwhile.
+    test.observe(&held[..1]);
+    assert!(!healthy(&test).contains(&"GPU-1::3".to_owned()));
+}
+
 /// A pod of the Deployment.
 #[derive(Clone, Debug)]
 struct Pod {
