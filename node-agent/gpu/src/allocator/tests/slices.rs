@@ -386,10 +386,10 @@ impl Cluster {
         self.pods
             .retain(|pod| pod.ends.is_none_or(|(_, deleted)| deleted > clock));
         self.roll();
-        if self.restarts && self.random(400) == 0 {
-            self.restart_agent();
-        } else if self.restarts && self.random(400) == 0 {
-            self.restart_kubelet();
+        match self.restarts.then(|| self.random(400)) {
+            Some(0) => self.restart_agent(),
+            Some(1) => self.restart_kubelet(),
+            _ => {}
         }
         if clock >= self.next_look {
             self.observe();
