@@ -31,7 +31,7 @@ pub mod work;
 use crate::{
     events::OperatorEvent,
     index::{
-        cache::{ObjectDelta, Versioned, WriteKind},
+        cache::{ObjectDelta, Versioned, WatchUpdate, WriteKind},
         daemonsets::{ALWAYS, DaemonSets},
         drains::PendingDrains,
         effects::{Effects, QueuedKey},
@@ -100,6 +100,14 @@ impl ClusterIndex {
     /// Applies a message and adds its consequences to `effects`.
     pub fn apply(&mut self, message: IndexMessage, now: Timestamp, effects: &mut Effects) {
         let had_synced = self.has_synced();
+        let is_list = matches!(
+            message,
+            IndexMessage::Nodes(WatchUpdate::Listed(_)) | IndexMessage::DaemonSets(WatchUpdate::Listed(_))
+        );
+        if had_synced && is_list {
+            // Forgets policies of which nothing was left: after a restore of etcd the list may bring back what they wrote.
+            self.find_removals(&BTreeSet::new(), now, effects);
+        }
         match message {
             IndexMessage::Policies(update) => {
                 let deleted = deletions(&update);
@@ -120,6 +128,10 @@ impl ClusterIndex {
             }
             IndexMessage::Nodes(update) => {
                 let deltas = self.objects.nodes.apply_watch(update);
+                if had_synced && is_list {
+                    // The policies themselves may come later.
+                    self.find_removals(&BTreeSet::new(), now, effects);
+                }
                 self.nodes_changed(&deltas, had_synced, NodeFacts::is_same_but_version, now, effects);
             }
             IndexMessage::GpuNodes(update) => {

@@ -61,8 +61,8 @@ impl PolicyRemoval {
 
 impl PolicyRemovals {
     /// Takes the nodes of each policy that is gone; none for one that has a DaemonSet alone. Finds a removal for each that is not
-    /// known, and returns their names: it waits a minute if the policy is not among the `deleted`, whose deletion was seen. Ends
-    /// those of policies that are back, or of which nothing is left.
+    /// known, and returns their names: it waits a minute if the policy is not among the `deleted`, whose deletion was seen. Further
+    /// nodes wait with one that has not begun. Ends those of policies that are back, or of which nothing is left.
     pub fn update(
         &mut self,
         gone: BTreeMap<String, BTreeSet<String>>,
@@ -72,7 +72,10 @@ impl PolicyRemovals {
         self.removals.retain(|policy, _| gone.contains_key(policy));
         let mut found = Vec::new();
         for (policy, waiting) in gone {
-            if self.removals.contains_key(&policy) {
+            if let Some(known) = self.removals.get_mut(&policy) {
+                if !known.has_begun {
+                    known.waiting.extend(waiting);
+                }
                 continue;
             }
             let grace = if deleted.contains(&policy) {
@@ -307,6 +310,20 @@ mod tests {
             assert!(!removals.is_in_grace("p", at(60_000)));
             assert_eq!(removals.keep_daemonset("gpunode-agent-p"), count > 20);
         }
+    }
+
+    #[test]
+    fn nodes_that_come_while_a_policy_may_come_back_wait_with_the_others() {
+        let mut removals = removal(0, false);
+        update(&mut removals, &[("p", nodes(3))], false, at(30_000));
+        assert!(keeps(&removals, "gpu-00000") && removals.keep_daemonset("gpunode-agent-p"));
+        assert_eq!(removals.advance("p", at(60_000)).nodes.len(), 3);
+        update(&mut removals, &[("p", nodes(3))], false, at(61_000));
+        assert_eq!(
+            removals.waiting(),
+            0,
+            "nodes that are left as they are begin no other minute"
+        );
     }
 
     #[test]

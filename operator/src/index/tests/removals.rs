@@ -218,6 +218,41 @@ fn daemonset_whose_policy_is_gone_has_a_minute_and_one_of_somebody_else_stays() 
 }
 
 #[test]
+fn nodes_that_a_restore_of_etcd_lists_before_their_policy_have_a_minute() {
+    let daemonset = policy_daemonset_name("p");
+    for (knows_deletion, order) in [(false, "n"), (false, "dn"), (true, "n"), (true, "dn"), (true, "nd")] {
+        let mut scene = Scene::synced();
+        scene.set_policy("p", PLUGIN);
+        scene.set_node("n", &json!({"pool": "a"}));
+        scene.write_node("n");
+        scene.write_daemonset(&daemonset, |_| {});
+        let facts = (**scene.index.objects.nodes.get("n").unwrap()).clone();
+        let agents = (**scene.index.daemonsets.live(&daemonset).unwrap()).clone();
+        if knows_deletion {
+            scene.delete_policy("p");
+            scene.write_node("n");
+            scene.apply(IndexMessage::DaemonSets(WatchUpdate::Deleted(deleted(&agents))));
+        } else {
+            scene = Scene::synced();
+        }
+        for kind in order.chars() {
+            scene.apply(if kind == 'n' {
+                IndexMessage::Nodes(WatchUpdate::Listed(vec![facts.clone()]))
+            } else {
+                IndexMessage::DaemonSets(WatchUpdate::Listed(vec![agents.clone()]))
+            });
+            assert_eq!(
+                scene.index.daemonset_write(&daemonset),
+                None,
+                "{knows_deletion} {order}"
+            );
+        }
+        assert_eq!(patch_at(&mut scene, 59), None, "{knows_deletion} {order}");
+        assert_eq!(scene.removal_at(60), ["n"], "{knows_deletion} {order}");
+    }
+}
+
+#[test]
 fn what_another_policy_wants_waits_while_a_missing_policy_may_come_back() {
     let base = "{nodeSelector: {}, labels: {x: z}, devicePlugin: {passDeviceSpecs: true}}";
     let mut scene = Scene::synced();
