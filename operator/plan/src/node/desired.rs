@@ -74,6 +74,8 @@ pub struct DesiredNode<'a> {
     keeps_resources: bool,
     /// Taints that evict pods.
     paced: PacedTaints,
+    /// Policies whose values wait because a missing policy may come back.
+    held_back: BTreeSet<String>,
 }
 
 impl<'a> DesiredNode<'a> {
@@ -132,8 +134,9 @@ impl<'a> DesiredNode<'a> {
         taints.retain(|id, _| !disputed.contains_key(id));
         taints.extend(desired);
         let may_come_back = record.policies.iter().any(|policy| context.is_missing(policy));
+        let mut held_back = BTreeSet::new();
         if may_come_back {
-            keep_recorded(&mut taints, &record.taints.owned);
+            held_back.extend(keep_recorded(&mut taints, &record.taints.owned));
         }
         let without_pace = || {
             let is_ours = |id: &TaintKey| is_temporary(id, &startup);
@@ -145,7 +148,7 @@ impl<'a> DesiredNode<'a> {
         held_taints.extend(paced_taints.held.iter().cloned());
         let mut labels = desired_labels(&matched, placed, serving, needs_mps(placed, context));
         if may_come_back {
-            keep_recorded(&mut labels.desired, &record.labels.owned);
+            held_back.extend(keep_recorded(&mut labels.desired, &record.labels.owned));
         }
         let mut held_labels = labels.held();
         if dispute.is_some() {
@@ -175,6 +178,7 @@ impl<'a> DesiredNode<'a> {
             kept_policy,
             keeps_resources: false,
             paced: paced_taints,
+            held_back,
             matched,
         }
     }
@@ -285,7 +289,7 @@ impl<'a> DesiredNode<'a> {
         // Policies that disagree, or wait, keep what they have.
         let is_held = |policy: &&String| {
             let takes_part = self.disagreements.iter().any(|it| it.values.contains_key(*policy));
-            let waits = self.paced.waiting.contains(*policy);
+            let waits = self.paced.waiting.contains(*policy) || self.held_back.contains(*policy);
             takes_part || waits || (self.is_disputed() && context_policy == Some(*policy))
         };
         labels.owners.extend(record.policies.iter().filter(is_held).cloned());
@@ -441,7 +445,7 @@ impl<'a> DesiredNode<'a> {
         let is_configured = matches!(plan.gpu_node, GpuNodeChange::None | GpuNodeChange::Step { .. });
         let awaits_taint = self.paced.waiting.contains(&policy.name);
         let is_waiting = (awaits_taint && context.node.ready) || (governs && (plan.waits || !is_configured));
-        if changes_keys || is_waiting {
+        if changes_keys || is_waiting || self.held_back.contains(&policy.name) {
             return (PolicyOutcome::Updating, None);
         }
         if awaits_taint {
@@ -491,9 +495,18 @@ fn is_image_refused(policy: &Policy) -> bool {
     plugin.is_some_and(|plugin| plugin.is_image_refused)
 }
 
-/// Drops keys that have another value in the record: what is there wins while a missing policy may come back.
-fn keep_recorded<K: Ord>(desired: &mut BTreeMap<K, DesiredValue>, recorded: &BTreeMap<K, String>) {
-    desired.retain(|key, wanted| recorded.get(key).is_none_or(|value| *value == wanted.value));
+/// Drops keys that have another value in the record, and returns the policies that want them: what is there wins while a missing
+/// policy may come back.
+fn keep_recorded<K: Ord>(desired: &mut BTreeMap<K, DesiredValue>, recorded: &BTreeMap<K, String>) -> BTreeSet<String> {
+    let mut held_back = BTreeSet::new();
+    desired.retain(|key, wanted| {
+        let stays = recorded.get(key).is_none_or(|value| *value == wanted.value);
+        if !stays {
+            held_back.extend(std::mem::take(&mut wanted.policies));
+        }
+        stays
+    });
+    held_back
 }
 
 /// Returns true for labels that place agents and daemons.

@@ -14,6 +14,17 @@ fn plan(world: &World, policies: &[GpuNodePolicy]) -> NodePlan {
     plan_node(&PolicySet::new(policies), context)
 }
 
+/// Returns the plan while the policy is missing, and may come back for a minute.
+fn plan_while_missing(world: &World, policies: &[GpuNodePolicy]) -> NodePlan {
+    let departing = BTreeSet::from(["gone".to_owned()]);
+    let missing = BTreeMap::from([("gone".to_owned(), world.now + SignedDuration::from_mins(1))]);
+    let facts = world.facts();
+    let context = NodeContext::new(&facts, world.gpu_node.as_ref(), world.now)
+        .departing(&departing)
+        .missing(&missing);
+    plan_node(&PolicySet::new(policies), context)
+}
+
 fn gone() -> GpuNodePolicy {
     policy(
         "gone",
@@ -76,17 +87,23 @@ fn policy_that_wants_the_node_instead_waits_while_the_missing_one_may_come_back(
         "other",
         "{nodeSelector: {}, labels: {x: z}, taints: [{key: t, value: v, effect: NoExecute}], devicePlugin: {passDeviceSpecs: true}}",
     );
-    let (departing, end) = (
-        BTreeSet::from(["gone".to_owned()]),
-        world.now + SignedDuration::from_mins(1),
-    );
-    let (missing, facts) = (BTreeMap::from([("gone".to_owned(), end)]), world.facts());
-    let context = NodeContext::new(&facts, world.gpu_node.as_ref(), world.now)
-        .departing(&departing)
-        .missing(&missing);
-    let plan = plan_node(&PolicySet::new(&[other]), context);
+    let plan = plan_while_missing(&world, &[other]);
     assert_eq!((&plan.patch, &plan.gpu_node), (&None, &GpuNodeChange::None));
     assert_eq!(plan.governing, None);
+    let end = world.now + SignedDuration::from_mins(1);
     assert!(plan.recheck.is_some_and(|recheck| recheck <= end));
     assert_eq!(plan.outcomes["other"], PolicyOutcome::Updating);
+}
+
+#[test]
+fn policy_whose_edit_waits_for_a_missing_one_is_updating_and_keeps_its_place_in_the_record() {
+    let other = |tier: &str| policy("other", &format!("{{nodeSelector: {{}}, labels: {{tier: {tier}}}}}"));
+    let mut world = governed();
+    world.converge(&[gone(), other("old")]);
+    assert!(world.record().unwrap().contains(r#""other""#));
+    for (tier, outcome) in [("old", PolicyOutcome::Ready), ("new", PolicyOutcome::Updating)] {
+        let plan = plan_while_missing(&world, &[other(tier)]);
+        assert_eq!(plan.patch, None, "{tier}");
+        assert_eq!(plan.outcomes["other"], outcome, "{tier}");
+    }
 }
