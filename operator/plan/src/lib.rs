@@ -80,6 +80,7 @@ pub use output::{
     daemonsets::{
         AgentPodSettings, ReplacedNodes, daemonset_has_drifted, desired_discovery, desired_for_policy, desired_mps,
         is_daemonset_observed, is_same_daemonset, outdated_agents, policy_of_daemonset, repaired_daemonset,
+        without_policy_owner,
     },
     evictions::{PodEviction, evictions, retain_holders_of_unhealthy},
     explain::{

@@ -16,7 +16,7 @@ use gpunode_crds::PolicyMode;
 use gpunode_plan::{
     AgentPodSettings, AgentUpdate, DISCOVERY_NAME, MPS_NAME, Policy, PolicySet, ReplacedNodes, daemonset_has_drifted,
     desired_discovery, desired_for_policy, desired_mps, is_same_daemonset, policy_daemonset_name, policy_of_daemonset,
-    repaired_daemonset,
+    repaired_daemonset, without_policy_owner,
 };
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::DaemonSet;
@@ -122,35 +122,31 @@ impl DaemonSets {
     }
 
     /// Returns the write that turns the live DaemonSet of a name into the desired one. Those of policies that are paused, that cannot
-    /// be read or whose image is refused stay.
+    /// be read or whose image is refused stay, but for the owner that an earlier version wrote.
     pub fn planned_write(&self, name: &str, set: &PolicySet, outcomes: &OutcomeIndex) -> Option<DaemonSetWrite> {
-        if set
-            .of_daemonset(name)
-            .is_some_and(|policy| policy.mode == PolicyMode::Paused)
-            || set.keeps_daemonset(name)
-        {
-            return None;
-        }
         let desired = self.desired(name, set, outcomes);
         let Some(live) = self.live.get(name) else {
             return desired.map(|desired| DaemonSetWrite::Create(Box::new(desired)));
         };
-        let plugin = set.of_daemonset(name).and_then(|policy| policy.device_plugin.as_ref());
-        let keeps_image = desired.is_some() && plugin.is_some_and(|plugin| plugin.is_image_refused);
-        if live.metadata.deletion_timestamp.is_some() || keeps_image {
+        if live.metadata.deletion_timestamp.is_some() {
             return None;
         }
-        match desired {
-            Some(desired) => {
-                let next = repaired_daemonset(live, &desired);
-                let is_futile = self.futile.get(name).is_some_and(|futile| futile.repeats(live, &next));
-                (!is_futile && !is_same_daemonset(live, &next)).then(|| DaemonSetWrite::Replace(Box::new(next)))
+        let policy = set.of_daemonset(name);
+        let is_paused = policy.is_some_and(|policy| policy.mode == PolicyMode::Paused);
+        let plugin = policy.and_then(|policy| policy.device_plugin.as_ref());
+        let keeps_image = desired.is_some() && plugin.is_some_and(|plugin| plugin.is_image_refused);
+        let next = match desired {
+            _ if is_paused || keeps_image || set.keeps_daemonset(name) => without_policy_owner(live),
+            Some(desired) => repaired_daemonset(live, &desired),
+            None => {
+                return policy_of_daemonset(live).map(|_| DaemonSetWrite::Delete {
+                    uid: live.metadata.uid.clone().unwrap_or_default(),
+                    version: live.version().to_owned(),
+                });
             }
-            None => policy_of_daemonset(live).map(|_| DaemonSetWrite::Delete {
-                uid: live.metadata.uid.clone().unwrap_or_default(),
-                version: live.version().to_owned(),
-            }),
-        }
+        };
+        let is_futile = self.futile.get(name).is_some_and(|futile| futile.repeats(live, &next));
+        (!is_futile && !is_same_daemonset(live, &next)).then(|| DaemonSetWrite::Replace(Box::new(next)))
     }
 
     /// Records whether the API server refused a write. Returns true if that changed.

@@ -11,7 +11,10 @@ use k8s_openapi::{
         apps::v1::{DaemonSet, DaemonSetStatus},
         core::v1::Node,
     },
-    apimachinery::pkg::{apis::meta::v1::ObjectMeta, util::intstr::IntOrString},
+    apimachinery::pkg::{
+        apis::meta::v1::{ObjectMeta, OwnerReference},
+        util::intstr::IntOrString,
+    },
 };
 use serde_json::json;
 
@@ -729,6 +732,40 @@ fn daemonset_keeps_its_image_while_its_policy_has_one_that_is_not_allowed() {
         scene.index.daemonset_write(&name),
         Some(DaemonSetWrite::Replace(_))
     ));
+}
+
+#[test]
+fn daemonset_that_stays_loses_the_owner_that_an_earlier_version_wrote() {
+    let name = policy_daemonset_name("p");
+    for spec in [
+        Some("{mode: Paused, nodeSelector: {}, devicePlugin: {}}"),
+        Some("{nodeSelector: {}, devicePlugin: {}, image: 'evil/image:1'}"),
+        None,
+    ] {
+        let mut scene = Scene::synced();
+        scene.set_policy("p", PLUGIN);
+        scene.write_daemonset(&name, |_| {});
+        let policy = match spec {
+            Some(spec) => scene.policy("p", spec).into(),
+            None => unreadable(&mut scene, "p"),
+        };
+        scene.apply(IndexMessage::Policies(WatchUpdate::applied(policy)));
+        assert_eq!(scene.index.daemonset_write(&name), None, "{spec:?}");
+        let mut owned = (**scene.index.daemonsets.live(&name).unwrap()).clone();
+        owned.metadata.resource_version = Some(scene.next_version());
+        owned.metadata.owner_references = Some(vec![OwnerReference {
+            api_version: "gpunode.dev/v1alpha1".to_owned(),
+            kind: "GpuNodePolicy".to_owned(),
+            name: "p".to_owned(),
+            ..OwnerReference::default()
+        }]);
+        scene.apply(IndexMessage::DaemonSets(WatchUpdate::applied(owned.clone())));
+        scene.write_daemonset(&name, |written| {
+            assert_eq!(written.metadata.owner_references, None, "{spec:?}");
+            assert_eq!(written.spec, owned.spec, "{spec:?}");
+        });
+        assert_eq!(scene.index.daemonset_write(&name), None, "{spec:?}");
+    }
 }
 
 #[test]

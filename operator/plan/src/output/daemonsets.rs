@@ -131,16 +131,22 @@ pub fn is_daemonset_observed(live: &DaemonSet) -> bool {
         .is_some_and(|status| status.observed_generation >= live.metadata.generation)
 }
 
-/// Returns the live DaemonSet with everything that gpunode writes restored, and without a policy as owner, which an earlier version
-/// wrote; it keeps its resourceVersion.
-pub fn repaired_daemonset(live: &DaemonSet, desired: &DaemonSet) -> DaemonSet {
+/// Returns the live DaemonSet without a policy as owner, which an earlier version wrote; it keeps its resourceVersion.
+pub fn without_policy_owner(live: &DaemonSet) -> DaemonSet {
     let mut repaired = live.clone();
-    let labels = repaired.metadata.labels.get_or_insert_default();
-    labels.extend(desired.metadata.labels.clone().unwrap_or_default());
     repaired.metadata.owner_references.take_if(|owners| {
         owners.retain(|owner| !is_policy_reference(owner));
         owners.is_empty()
     });
+    repaired
+}
+
+/// Returns the live DaemonSet with everything that gpunode writes restored, and without a policy as owner; it keeps its
+/// resourceVersion.
+pub fn repaired_daemonset(live: &DaemonSet, desired: &DaemonSet) -> DaemonSet {
+    let mut repaired = without_policy_owner(live);
+    let labels = repaired.metadata.labels.get_or_insert_default();
+    labels.extend(desired.metadata.labels.clone().unwrap_or_default());
     let annotations = live
         .spec
         .as_ref()
