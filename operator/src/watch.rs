@@ -126,6 +126,7 @@ async fn watch<K, T>(
             Ok(Event::InitDone) => WatchUpdate::Listed(std::mem::take(&mut listed)),
             Ok(Event::InitApply(object)) => {
                 listed.extend(read(object));
+                outputs.health.progressed(&kind, listed.len(), Instant::now());
                 continue;
             }
             Ok(Event::Init) => {

@@ -19,8 +19,8 @@ pub struct WatchHealth(Arc<Mutex<HashMap<String, Trouble>>>);
 
 #[derive(Clone, Copy, Debug)]
 enum Trouble {
-    /// The list is not complete, however many attempts there were.
-    Listing { since: Instant },
+    /// The list is not complete, however many attempts there were. The furthest brought `most` objects, the last of them at `since`.
+    Listing { since: Instant, most: usize },
     /// The watch could not be started.
     FailedStarts { first: Instant, last: Instant },
 }
@@ -30,7 +30,16 @@ impl WatchHealth {
     pub fn began_list(&self, kind: &str, now: Instant) {
         let mut all = self.lock();
         if !matches!(all.get(kind), Some(Trouble::Listing { .. })) {
-            all.insert(kind.to_owned(), Trouble::Listing { since: now });
+            all.insert(kind.to_owned(), Trouble::Listing { since: now, most: 0 });
+        }
+    }
+
+    /// Records how many objects a list has brought so far. A first page that comes again and again is no progress.
+    pub fn progressed(&self, kind: &str, count: usize, now: Instant) {
+        if let Some(Trouble::Listing { since, most }) = self.lock().get_mut(kind)
+            && count > *most
+        {
+            (*since, *most) = (now, count);
         }
     }
 
@@ -56,10 +65,10 @@ impl WatchHealth {
         self.lock().remove(kind);
     }
 
-    /// True if a kind could not be listed or watched for a minute.
+    /// True if a kind could not be listed or watched for a minute. A list that takes longer is fine while it goes on.
     pub fn is_failing(&self, now: Instant) -> bool {
         let is_failing = |trouble: &Trouble| match *trouble {
-            Trouble::Listing { since } => now - since >= FAILING_AFTER,
+            Trouble::Listing { since, .. } => now - since >= FAILING_AFTER,
             Trouble::FailedStarts { first, last } => last - first >= FAILING_AFTER && now - last <= LONGEST_PAUSE,
         };
         self.lock().values().any(is_failing)
@@ -120,5 +129,22 @@ mod tests {
         }
         health.worked("nodes");
         assert!(!health.is_failing(at(300)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn long_list_fails_when_it_goes_no_further_for_a_minute() {
+        let health = WatchHealth::default();
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        health.began_list("nodes", at(0));
+        for (seconds, count) in [(50, 500), (100, 1000)] {
+            health.progressed("nodes", count, at(seconds));
+            assert!(!health.is_failing(at(seconds + 59)), "{seconds}");
+        }
+        health.began_list("nodes", at(120));
+        health.progressed("nodes", 1000, at(150));
+        assert!(health.is_failing(at(160)), "it has brought as much before");
+        health.progressed("nodes", 1001, at(170));
+        assert!(!health.is_failing(at(170)));
     }
 }
