@@ -2,7 +2,7 @@
 
 use crate::leader_election::{
     cache_state::{CacheState, CacheView},
-    installations::{Installations, Leaders, OtherLeader, VERSION_ANNOTATION},
+    installations::{Installations, OtherLeader, VERSION_ANNOTATION},
     leadership::{LEASE_DURATION, Leadership},
     lease_record::{LeaseRecord, ObservedLease},
 };
@@ -235,7 +235,7 @@ impl LeaderElector {
                 return Ok(LeaseAttempt::Deleted);
             }
             // Who comes second does not lead, whatever its version.
-            if let Some(leader) = self.leaders().await?.others.into_iter().next() {
+            if let Some(leader) = self.other_leaders().await?.into_iter().next() {
                 return Ok(LeaseAttempt::LedElsewhere(leader));
             }
         }
@@ -255,7 +255,9 @@ impl LeaderElector {
             self.until.send_replace(Some(until));
         }
         // Looks again with the Lease in hand: of two installations that take theirs at the same time, one sees the other.
-        let Leaders { own, others } = self.leaders().await?;
+        let others = self.other_leaders().await?;
+        // The list may lag behind this renewal.
+        let own = OtherLeader::of(&held);
         let stays = |other: &OtherLeader| is_leading && own.as_ref().is_some_and(|own| own.precedes(other));
         if let Some(leader) = others.into_iter().find(|other| !stays(other)) {
             if !is_leading {
@@ -266,8 +268,8 @@ impl LeaderElector {
         Ok(LeaseAttempt::Held(until))
     }
 
-    /// Returns the leaders of all installations.
-    async fn leaders(&mut self) -> kube::Result<Leaders> {
+    /// Returns the leaders of other installations whose Lease has not ended.
+    async fn other_leaders(&mut self) -> kube::Result<Vec<OtherLeader>> {
         let named = ListParams::default().fields(&format!("metadata.name={NAME}"));
         // The API server filters the Leases of all nodes, so renewals are content with its cache.
         let named = if self.is_leading() { named.match_any() } else { named };
@@ -281,7 +283,7 @@ impl LeaderElector {
                         "cannot list the leases of other installations; a second one goes unnoticed"
                     );
                 }
-                return Ok(Leaders::default());
+                return Ok(Vec::new());
             }
             Err(error) => return Err(error),
         };

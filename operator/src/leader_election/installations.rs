@@ -19,7 +19,7 @@ const KUBELETS: &str = "kube-node-lease";
 /// Longest text that is taken from another Lease.
 const MAX_TEXT: usize = 253;
 
-/// The leader of another installation.
+/// The leader of an installation, seen from the others.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OtherLeader {
     pub namespace: String,
@@ -54,7 +54,8 @@ impl OtherLeader {
         }
     }
 
-    fn of(lease: &Lease) -> Option<Self> {
+    /// Reads the leader from its Lease.
+    pub fn of(lease: &Lease) -> Option<Self> {
         let (meta, spec) = (&lease.metadata, lease.spec.as_ref()?);
         let annotations = meta.annotations.as_ref();
         let bounded = |text: &String| text.chars().take(MAX_TEXT).collect::<String>();
@@ -97,26 +98,21 @@ pub struct Installations {
     observed: BTreeMap<String, (OtherLeader, ObservedLease)>,
 }
 
-/// Leaders of all installations.
-#[derive(Debug, Default)]
-pub struct Leaders {
-    /// That of this installation.
-    pub own: Option<OtherLeader>,
-    /// Those of others whose Lease has not ended.
-    pub others: Vec<OtherLeader>,
-}
-
 impl Installations {
-    /// Observes all Leases of operators. One that was deleted ends after its duration too, since its holder may still lead.
-    pub fn observe(&mut self, leases: &[Lease], own_namespace: &str, now: Instant, wall: Timestamp) -> Leaders {
-        let mut own = None;
+    /// Observes all Leases of operators and returns the leaders of other installations whose Lease has not ended. One that was
+    /// deleted ends after its duration too, since its holder may still lead.
+    pub fn observe(
+        &mut self,
+        leases: &[Lease],
+        own_namespace: &str,
+        now: Instant,
+        wall: Timestamp,
+    ) -> Vec<OtherLeader> {
         for lease in leases {
             let (Some(leader), Some(spec)) = (OtherLeader::of(lease), &lease.spec) else {
                 continue;
             };
-            if leader.namespace == own_namespace {
-                own = Some(leader).filter(|own| !own.is_released());
-            } else if leader.namespace != KUBELETS {
+            if leader.namespace != own_namespace && leader.namespace != KUBELETS {
                 self.observe_other(leader, spec, now, wall);
             }
         }
@@ -129,8 +125,7 @@ impl Installations {
         self.observed
             .retain(|namespace, (_, observed)| now < observed.expires || is_listed(namespace));
         let current = self.observed.values().filter(|(_, observed)| now < observed.expires);
-        let others = current.map(|(leader, _)| leader.clone()).collect();
-        Leaders { own, others }
+        current.map(|(leader, _)| leader.clone()).collect()
     }
 
     fn observe_other(&mut self, leader: OtherLeader, spec: &LeaseSpec, now: Instant, wall: Timestamp) {

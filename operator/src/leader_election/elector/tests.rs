@@ -30,6 +30,8 @@ enum Lists {
     Answered,
     Failing,
     Hanging,
+    /// From a cache that does not have the Leases of the electors yet.
+    Lagging,
 }
 
 impl Leases {
@@ -68,10 +70,12 @@ impl Leases {
             )
         };
         let Some((_, path)) = path.split_once("/namespaces/") else {
-            if *self.1.lock().unwrap() == Lists::Failing {
+            let lists = *self.1.lock().unwrap();
+            if lists == Lists::Failing {
                 return failure(429, "TooManyRequests");
             }
-            let items: Vec<_> = leases.values().cloned().collect();
+            let is_listed = |lease: &&Value| lists != Lists::Lagging || lease["spec"]["holderIdentity"] != "me";
+            let items: Vec<_> = leases.values().filter(is_listed).cloned().collect();
             return (
                 200,
                 json!({"kind": "LeaseList", "apiVersion": "coordination.k8s.io/v1", "metadata": {}, "items": items}),
@@ -412,13 +416,19 @@ async fn of_two_leaders_the_older_version_gives_way_then_who_came_later() {
         // A version that looks at no other installation.
         (None, 0, true),
     ] {
-        let leases = Leases::default();
-        let mut elector = leases.elector("b", FIRST_INSTALL);
-        assert!(matches!(elector.attempt_once().await, LeaseAttempt::Held(_)));
-        leases.set("a", version, seconds_ago);
-        let attempt = elector.attempt_once().await;
-        let has_given_way = matches!(attempt, LeaseAttempt::LedElsewhere(_));
-        assert_eq!(has_given_way, gives_way, "{version:?} {seconds_ago}: {attempt:?}");
+        for lists in [Lists::Answered, Lists::Lagging] {
+            let leases = Leases::default();
+            let mut elector = leases.elector("b", FIRST_INSTALL);
+            assert!(matches!(elector.attempt_once().await, LeaseAttempt::Held(_)));
+            leases.set("a", version, seconds_ago);
+            *leases.1.lock().unwrap() = lists;
+            let attempt = elector.attempt_once().await;
+            let has_given_way = matches!(attempt, LeaseAttempt::LedElsewhere(_));
+            assert_eq!(
+                has_given_way, gives_way,
+                "{version:?} {seconds_ago} {lists:?}: {attempt:?}"
+            );
+        }
     }
 }
 
