@@ -17,7 +17,7 @@ use crate::{
     api_server::node_allocatable::NodeReader,
     devices::{
         allocation::{control_nodes, response},
-        served::OtherPluginEvidence,
+        served::{ListHold, OtherPluginEvidence},
         state::{DeviceSnapshot, DeviceState},
     },
     driver::utilisation::Utilisation,
@@ -163,10 +163,10 @@ impl DeviceManager {
         self.holders.observe_now();
     }
 
-    /// Notes that a resource is about to be registered. `held` makes its server hold lists back while the kubelet may have the
+    /// Notes that a resource is about to be registered. `hold` makes its server hold lists back while the kubelet may have the
     /// resource from another plugin.
-    pub fn begin_serving(&self, resource: &str, held: watch::Sender<bool>) {
-        self.served.begin(resource, held);
+    pub fn begin_serving(&self, resource: &str, hold: watch::Sender<Option<ListHold>>) {
+        self.served.begin(resource, hold);
     }
 
     /// Notes that a resource is no longer registered.

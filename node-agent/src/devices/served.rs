@@ -13,8 +13,11 @@ use std::{
 
 /// Minimum time between two observations that count as two, and from a sent list to an observation of its ids.
 const APART: Duration = Duration::from_secs(1);
-/// Time for which lists are held back from a kubelet without the resource, so that it is registered again before.
-const MISSING_HOLD: Duration = Duration::from_secs(3);
+/// Longest time for which lists are held back without proof of another plugin: a fault must reach the kubelet. It covers two
+/// observations, and a new registration with a kubelet that lacks the resource.
+const MAX_DOUBT: Duration = Duration::from_secs(3);
+/// Longest time for which lists are held back after the last observation, if another plugin was proven.
+const MAX_PROVEN: Duration = Duration::from_secs(30);
 /// Time from a registration in which every new holder is taken for one from before it.
 const BASELINE: Duration = Duration::from_secs(2);
 
@@ -54,6 +57,16 @@ impl fmt::Display for OtherPluginEvidence {
     }
 }
 
+/// Reason to send no list until a time: up to 1.36 a kubelet takes a list on an open stream for that of the newest plugin, and
+/// then nothing shows that plugin, or its end, any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ListHold {
+    /// End of the hold, whatever the kubelet does.
+    pub until: Instant,
+    /// True if there is evidence of another plugin, false if there may be one.
+    pub is_proven: bool,
+}
+
 /// An id and a pod that holds it, as hashes: a node can have thousands.
 type Holding = (u64, u64);
 
@@ -70,13 +83,15 @@ pub struct ServedResource {
     has_baseline: bool,
     /// Start of the first of the latest observations in a row that have evidence.
     suspected_since: Option<Instant>,
-    /// Time at which another plugin may have begun to register the resource, until an observation that would show it.
-    doubted: Option<Instant>,
-    /// Start of the first of the latest observations in a row that miss it, and of the last of them. The kubelet had the time to
-    /// take the list in.
-    missing: Option<(Instant, Instant)>,
+    /// First and last time at which another plugin may have begun to register the resource, until an observation that would
+    /// show it.
+    doubted: Option<(Instant, Instant)>,
+    /// Start of the first of the latest observations in a row that miss it. The kubelet had the time to take the list in.
+    missing: Option<Instant>,
     /// Start of the first of the latest observations in a row that agree with the list.
     agreed_since: Option<Instant>,
+    /// Start of the last observation.
+    observed: Instant,
     other: Option<OtherPluginEvidence>,
 }
 
@@ -93,6 +108,7 @@ impl ServedResource {
             doubted: None,
             missing: None,
             agreed_since: None,
+            observed: now,
             other: None,
         }
     }
@@ -104,17 +120,23 @@ impl ServedResource {
 
     /// Returns true if the next observation must follow soon.
     pub fn is_doubtful(&self) -> bool {
-        self.holds_lists() || self.missing.is_some()
+        self.list_hold().is_some()
     }
 
-    /// Returns true if no list should be sent: up to 1.36 a kubelet takes a list on an open stream for that of the newest plugin,
-    /// and then nothing shows that plugin, or its end, any more.
-    pub fn holds_lists(&self) -> bool {
-        let is_newly_missing = |(since, at): (Instant, Instant)| at.saturating_duration_since(since) < MISSING_HOLD;
-        self.other.is_some()
-            || self.suspected_since.is_some()
-            || self.doubted.is_some()
-            || self.missing.is_some_and(is_newly_missing)
+    /// Returns the reason to send no list, if any. It may be over.
+    pub fn list_hold(&self) -> Option<ListHold> {
+        let is_proven = self.other.is_some();
+        let doubted = self.doubted.map(|(first, _)| first);
+        let since = [self.suspected_since, doubted, self.missing]
+            .into_iter()
+            .flatten()
+            .max();
+        let until = if is_proven {
+            Some(self.observed + MAX_PROVEN)
+        } else {
+            since.map(|since| since + MAX_DOUBT)
+        };
+        until.map(|until| ListHold { until, is_proven })
     }
 
     /// Returns true if the kubelet has nothing of the resource, though it had the time to take the list in.
@@ -124,7 +146,8 @@ impl ServedResource {
 
     /// Takes in that another plugin may have begun to register the resource at `now`.
     pub fn doubt(&mut self, now: Instant) {
-        self.doubted = Some(now);
+        let first = self.doubted.map_or(now, |(first, _)| first);
+        self.doubted = Some((first, now));
     }
 
     /// Takes in a list that the kubelet is sent at `now`.
@@ -143,13 +166,13 @@ impl ServedResource {
         let unknown_holder = self.unknown_holder(name, observation);
         let found = unknown_holder.or_else(|| self.disagreement(name, observation));
         let now = observation.started;
-        self.doubted = self.doubted.filter(|at| now < *at + APART);
+        self.observed = now;
+        self.doubted = self.doubted.filter(|(_, last)| now < *last + APART);
         let is_listed = observation.allocatable.iter().any(|(resource, _)| resource == name);
         let is_advertised = |list: &AdvertisedResource| list.shares.iter().any(|share| share.healthy);
         let is_due = |(list, at): &(Arc<AdvertisedResource>, Instant)| now >= *at + APART && is_advertised(list);
         let is_missing = !is_listed && self.sent.as_ref().is_some_and(is_due);
-        let since = self.missing.map_or(now, |(since, _)| since);
-        self.missing = is_missing.then_some((since, now));
+        self.missing = is_missing.then(|| self.missing.unwrap_or(now));
         let is_second = |first: &mut Option<Instant>| {
             let since = *first.get_or_insert(now);
             now.saturating_duration_since(since) >= APART

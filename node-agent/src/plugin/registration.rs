@@ -217,7 +217,7 @@ impl RegistrationLoop {
             self.until_free(server).await?;
             // Read before the call, to notice a kubelet that restarts during it.
             let kubelet_id = FileId::of(&self.kubelet_socket);
-            self.kubelet.manager.begin_serving(&self.name, server.held());
+            self.kubelet.manager.begin_serving(&self.name, server.hold());
             let result = tokio::select! {
                 result = self.register(server.socket()) => result,
                 () = until_stopped(self.stop.clone()) => return Err(RegistrationLost::Stopped),

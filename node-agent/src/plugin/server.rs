@@ -2,7 +2,7 @@
 
 use crate::{
     admin::metrics::{AgentMetrics, PluginMethod},
-    devices::{advertised::AdvertisedList, manager::DeviceManager},
+    devices::{advertised::AdvertisedList, manager::DeviceManager, served::ListHold},
     kubelet::device_plugin_api::{
         AllocateRequest, AllocateResponse, ContainerPreferredAllocationResponse, Device, DevicePluginOptions, Empty,
         HEALTHY, ListAndWatchResponse, NumaNode, PreStartContainerRequest, PreStartContainerResponse,
@@ -18,9 +18,14 @@ use std::{
     path::{Path, PathBuf},
     pin::Pin,
     sync::Arc,
-    time::Duration,
+    time::{Duration, Instant},
 };
-use tokio::{net::UnixListener, sync::watch, task::JoinHandle, time::timeout};
+use tokio::{
+    net::UnixListener,
+    sync::watch,
+    task::JoinHandle,
+    time::{sleep, timeout},
+};
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::{Request, Response, Status, transport::Server};
 use tracing::{debug, info, warn};
@@ -46,7 +51,7 @@ pub struct PluginServer {
     socket: PathBuf,
     id: Option<FileId>,
     streams: watch::Receiver<StreamCounts>,
-    held: watch::Sender<bool>,
+    hold: watch::Sender<Option<ListHold>>,
     stop: watch::Sender<bool>,
     task: JoinHandle<()>,
 }
@@ -60,12 +65,12 @@ impl PluginServer {
     ) -> io::Result<Self> {
         let listener = UnixListener::bind(socket)?;
         let (stop, stopped) = watch::channel(false);
-        let (held, lists_held) = watch::channel(false);
+        let (hold, list_hold) = watch::channel(None);
         let (streams, stream_counts) = watch::channel(StreamCounts::default());
         let service = DevicePluginService {
             advertised,
             streams,
-            held: lists_held,
+            hold: list_hold,
             stopped: stopped.clone(),
             manager,
         };
@@ -82,7 +87,7 @@ impl PluginServer {
             socket: socket.to_owned(),
             id: FileId::without_time(socket),
             streams: stream_counts,
-            held,
+            hold,
             stop,
             task,
         })
@@ -103,9 +108,9 @@ impl PluginServer {
         self.streams.clone()
     }
 
-    /// Returns a switch that holds new lists back. The list is sent again when the hold ends.
-    pub fn held(&self) -> watch::Sender<bool> {
-        self.held.clone()
+    /// Returns a switch that holds new lists back. When a proven hold ends, the list is sent again.
+    pub fn hold(&self) -> watch::Sender<Option<ListHold>> {
+        self.hold.clone()
     }
 
     /// Removes the socket, ends the streams and waits briefly for calls in progress.
@@ -143,7 +148,7 @@ pub async fn until_stopped(mut stopped: watch::Receiver<bool>) {
 struct DevicePluginService {
     advertised: watch::Receiver<AdvertisedList>,
     streams: watch::Sender<StreamCounts>,
-    held: watch::Receiver<bool>,
+    hold: watch::Receiver<Option<ListHold>>,
     stopped: watch::Receiver<bool>,
     manager: Arc<DeviceManager>,
 }
@@ -151,10 +156,10 @@ struct DevicePluginService {
 /// One `ListAndWatch` stream.
 struct ListStream {
     advertised: watch::Receiver<AdvertisedList>,
-    /// True while lists are held back.
-    held: watch::Receiver<bool>,
-    /// True if lists were held back since the last list.
-    was_held: bool,
+    /// Reason to hold lists back.
+    hold: watch::Receiver<Option<ListHold>>,
+    /// True if a proven hold began since the last list: the kubelet may have the list of another plugin.
+    was_replaced: bool,
     stopped: watch::Receiver<bool>,
     streams: watch::Sender<StreamCounts>,
     sent: Option<AdvertisedList>,
@@ -166,15 +171,21 @@ impl ListStream {
     /// server stops.
     async fn next(&mut self) -> Option<ListAndWatchResponse> {
         loop {
-            let is_held = *self.held.borrow_and_update();
-            self.was_held |= is_held;
-            let advertised = self.advertised.borrow_and_update().clone();
-            let is_due = self.sent.as_ref().is_none_or(|sent| {
-                let is_new = sent.resource != advertised.resource || sent.resend < advertised.resend;
-                !is_held && (is_new || self.was_held)
+            let hold = *self.hold.borrow_and_update();
+            let is_replaced = hold.is_some_and(|hold| hold.is_proven);
+            self.was_replaced |= is_replaced;
+            let rest = hold.map_or(Duration::ZERO, |hold| {
+                hold.until.saturating_duration_since(Instant::now())
             });
+            let advertised = self.advertised.borrow_and_update().clone();
+            let is_new =
+                |sent: &AdvertisedList| sent.resource != advertised.resource || sent.resend < advertised.resend;
+            let is_due = self
+                .sent
+                .as_ref()
+                .is_none_or(|sent| rest.is_zero() && (is_new(sent) || (self.was_replaced && !is_replaced)));
             if is_due {
-                self.was_held = is_held;
+                self.was_replaced = is_replaced;
                 if self.sent.is_none() {
                     self.streams.send_modify(|streams| streams.opened += 1);
                 }
@@ -188,9 +199,13 @@ impl ListStream {
                 self.sent = Some(advertised);
                 return Some(response);
             }
+            if !rest.is_zero() && self.sent.as_ref().is_some_and(is_new) {
+                debug!(resource = advertised.resource.name, ?rest, "hold the device list back");
+            }
             tokio::select! {
                 changed = self.advertised.changed() => changed.ok()?,
-                changed = self.held.changed() => changed.ok()?,
+                changed = self.hold.changed() => changed.ok()?,
+                () = sleep(rest), if !rest.is_zero() => {}
                 () = until_stopped(self.stopped.clone()) => return None,
             }
         }
@@ -239,8 +254,8 @@ impl DevicePlugin for DevicePluginService {
     async fn list_and_watch(&self, _: Request<Empty>) -> Result<Response<Self::ListAndWatchStream>, Status> {
         let state = ListStream {
             advertised: self.advertised.clone(),
-            held: self.held.clone(),
-            was_held: false,
+            hold: self.hold.clone(),
+            was_replaced: false,
             stopped: self.stopped.clone(),
             streams: self.streams.clone(),
             sent: None,

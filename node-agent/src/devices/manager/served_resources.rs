@@ -1,6 +1,6 @@
 //! The registered resources behind their lock.
 
-use crate::devices::served::{OtherPluginEvidence, ServedResource};
+use crate::devices::served::{ListHold, OtherPluginEvidence, ServedResource};
 use gpunode_gpu::{AdvertisedResource, KubeletObservation};
 use std::{
     collections::BTreeMap,
@@ -18,24 +18,24 @@ pub struct RegistrationWatches(Mutex<BTreeMap<String, RegistrationWatch>>);
 #[derive(Debug)]
 struct RegistrationWatch {
     served: ServedResource,
-    /// True while its server holds lists back. Set before a list that follows from the same observation.
-    held: watch::Sender<bool>,
+    /// Reason for its server to hold lists back. Set before a list that follows from the same observation.
+    hold: watch::Sender<Option<ListHold>>,
 }
 
 impl RegistrationWatch {
     fn change(&mut self, change: impl FnOnce(&mut ServedResource)) {
         change(&mut self.served);
-        let holds = self.served.holds_lists();
-        self.held.send_if_modified(|held| mem::replace(held, holds) != holds);
+        let new = self.served.list_hold();
+        self.hold.send_if_modified(|hold| mem::replace(hold, new) != new);
     }
 }
 
 impl RegistrationWatches {
-    /// Begins with a new registration of a resource. `held` makes its server hold lists back.
-    pub fn begin(&self, resource: &str, held: watch::Sender<bool>) {
+    /// Begins with a new registration of a resource. `hold` makes its server hold lists back.
+    pub fn begin(&self, resource: &str, hold: watch::Sender<Option<ListHold>>) {
         let served = ServedResource::new(Instant::now());
         self.lock()
-            .insert(resource.to_owned(), RegistrationWatch { served, held });
+            .insert(resource.to_owned(), RegistrationWatch { served, hold });
     }
 
     /// Forgets a resource that is no longer registered.

@@ -73,6 +73,10 @@ impl Bench {
         self.served.observe(GPU, &observation);
     }
 
+    fn holds_lists(&self, second: f64) -> bool {
+        self.served.list_hold().is_some_and(|hold| self.at(second) < hold.until)
+    }
+
     fn other(&self) -> Option<String> {
         self.served.other().map(ToString::to_string)
     }
@@ -281,11 +285,11 @@ fn a_resource_that_the_kubelet_does_not_have_is_missing_once_it_had_time_for_the
     bench.observe(10.0, &[], &[]);
     assert!(bench.served.is_missing() && bench.served.is_doubtful());
     assert!(
-        bench.served.holds_lists(),
+        bench.holds_lists(12.9),
         "a list would hide that another plugin has ended"
     );
     bench.observe(13.0, &[], &[]);
-    assert!(bench.served.is_missing() && !bench.served.holds_lists(), "not for ever");
+    assert!(bench.served.is_missing() && !bench.holds_lists(13.0), "not for ever");
     bench.observe(14.0, &["a"], &[]);
     assert!(!bench.served.is_missing() && !bench.served.is_doubtful());
     bench.send(15.0, &["a", "b"]);
@@ -299,15 +303,43 @@ fn a_resource_that_the_kubelet_does_not_have_is_missing_once_it_had_time_for_the
 #[test]
 fn lists_are_held_back_from_the_first_doubt() {
     let mut bench = Bench::new();
-    assert!(!bench.served.holds_lists());
+    assert!(!bench.holds_lists(10.0));
     // Another plugin has a new socket, and registers a moment later.
     bench.served.doubt(bench.at(10.0));
     bench.observe(10.5, &["a", "b"], &[("old", "a")]);
-    assert!(bench.served.holds_lists() && bench.served.is_doubtful());
+    assert!(bench.holds_lists(10.5) && bench.served.is_doubtful());
     bench.observe(11.0, &["a", "b"], &[("old", "a")]);
-    assert!(!bench.served.holds_lists());
+    assert!(!bench.holds_lists(11.0));
     bench.observe(20.0, &["another"], &[("old", "a")]);
-    assert!(bench.served.holds_lists(), "one look is a suspicion");
+    assert!(bench.holds_lists(20.0), "one look is a suspicion");
     bench.observe(21.0, &["a", "b"], &[("old", "a")]);
-    assert!(!bench.served.holds_lists());
+    assert!(!bench.holds_lists(21.0));
+}
+
+#[test]
+fn a_hold_ends_though_the_kubelet_does_not_answer() {
+    let mut bench = Bench::new();
+    bench.served.doubt(bench.at(10.0));
+    assert!(bench.holds_lists(12.9) && !bench.holds_lists(13.0));
+    bench.observe(20.0, &["another"], &[]);
+    assert!(bench.holds_lists(22.9) && !bench.holds_lists(23.0), "a suspicion");
+    bench.observe(25.0, &["another"], &[]);
+    assert!(bench.other().is_some());
+    assert!(bench.holds_lists(54.9) && !bench.holds_lists(55.0), "another plugin");
+    bench.observe(60.0, &["another"], &[]);
+    assert!(bench.holds_lists(89.9), "it is still there");
+}
+
+#[test]
+fn a_socket_that_comes_and_goes_all_the_time_does_not_hold_lists_for_ever() {
+    let mut bench = Bench::new();
+    for second in [10.0, 10.9, 11.8, 12.7, 13.6] {
+        bench.served.doubt(bench.at(second));
+        bench.observe(second + 0.2, &["a", "b"], &[("old", "a")]);
+    }
+    assert!(bench.holds_lists(12.9) && !bench.holds_lists(13.8));
+    bench.observe(15.0, &["a", "b"], &[("old", "a")]);
+    assert!(!bench.served.is_doubtful());
+    bench.served.doubt(bench.at(20.0));
+    assert!(bench.holds_lists(20.0));
 }

@@ -5,10 +5,7 @@ use crate::devices::state::DeviceState;
 use gpunode_config::load;
 use gpunode_gpu::{ContainerShares, Gpu, Inventory, KubeletObservation, desired_devices};
 use prost::Message as _;
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    time::Instant,
-};
+use std::collections::{BTreeMap, BTreeSet};
 
 const LISTS: usize = 2000;
 
@@ -66,8 +63,8 @@ async fn build(key: &str, document: &str, shares: usize) {
     let (streams, stopped) = (watch::Sender::default(), watch::channel(false).1);
     let mut stream = ListStream {
         advertised,
-        held: watch::channel(false).1,
-        was_held: false,
+        hold: watch::channel(None).1,
+        was_replaced: false,
         stopped,
         streams,
         sent: None,
@@ -93,37 +90,52 @@ async fn build(key: &str, document: &str, shares: usize) {
 }
 
 #[tokio::test]
-async fn lists_that_are_held_back_come_when_the_hold_ends() {
+async fn lists_that_are_held_back_come_when_the_hold_ends_and_unchanged_only_after_a_proven_one() {
     let list = |resend| AdvertisedList {
         resend,
         ..AdvertisedList::default()
     };
     let (lists, advertised) = watch::channel(list(0));
-    let ((held, lists_held), (_stop, stopped)) = (watch::channel(false), watch::channel(false));
+    let ((hold, list_hold), (_stop, stopped)) = (watch::channel(None), watch::channel(false));
     let mut stream = ListStream {
         advertised,
-        held: lists_held,
-        was_held: false,
+        hold: list_hold,
+        was_replaced: false,
         stopped,
         streams: watch::Sender::default(),
         sent: None,
         metrics: AgentMetrics::new(),
     };
     let pause = Duration::from_millis(20);
+    let until = |until, is_proven| Some(ListHold { until, is_proven });
+    let later = Instant::now() + Duration::from_mins(1);
     assert!(timeout(pause, stream.next()).await.unwrap().is_some());
-    held.send_replace(true);
+    hold.send_replace(until(later, false));
+    assert!(timeout(pause, stream.next()).await.is_err());
+    hold.send_replace(None);
+    assert!(timeout(pause, stream.next()).await.is_err(), "nothing was held back");
+    hold.send_replace(until(later, false));
     lists.send_replace(list(1));
     assert!(timeout(pause, stream.next()).await.is_err(), "the list is held back");
-    held.send_replace(false);
+    hold.send_replace(None);
     assert!(timeout(pause, stream.next()).await.unwrap().is_some());
-    held.send_replace(true);
+    hold.send_replace(until(later, true));
     assert!(timeout(pause, stream.next()).await.is_err());
-    held.send_replace(false);
+    hold.send_replace(None);
     assert!(
         timeout(pause, stream.next()).await.unwrap().is_some(),
         "the same list comes again"
     );
     assert!(timeout(pause, stream.next()).await.is_err(), "and only once");
+    // Nobody ends the hold.
+    hold.send_replace(until(Instant::now() + 3 * pause, true));
+    lists.send_replace(list(2));
+    assert!(timeout(pause, stream.next()).await.is_err(), "the list is held back");
+    assert!(timeout(later - Instant::now(), stream.next()).await.unwrap().is_some());
+    assert!(
+        timeout(pause, stream.next()).await.is_err(),
+        "the same list would replace another one"
+    );
 }
 
 #[tokio::test]
