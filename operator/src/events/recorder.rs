@@ -60,8 +60,24 @@ fn content(event: OperatorEvent) -> EventContent {
         is_warning: event.is_warning,
         reason: event.reason,
         action: "Reconcile".to_owned(),
-        // One series for each policy, reason and node.
-        series: String::new(),
+        // One series for each policy, reason, node and message.
+        series: event.message.clone(),
         note: event.message,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gpunode_crds::Reason;
+
+    #[test]
+    fn events_with_other_messages_are_other_series() {
+        let series = |message: &str| {
+            let event = OperatorEvent::of_gone_policy("p", Reason::InvalidSpec, message.to_owned());
+            content(event).series
+        };
+        assert_eq!(series("yesterday is no time"), series("yesterday is no time"));
+        assert_ne!(series("yesterday is no time"), series("soon is no time"));
     }
 }
