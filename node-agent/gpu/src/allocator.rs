@@ -94,6 +94,7 @@ impl Allocator {
         );
         slices::resize(&mut self.state);
         adopt(&mut self.state);
+        self.state.update_held_by_others();
     }
 
     /// Takes an observation of the kubelet, and switches the devices that it proves to be free. Ignores an observation that
@@ -118,6 +119,7 @@ impl Allocator {
             switch(&mut self.state, &allocatable);
         }
         adopt(&mut self.state);
+        self.state.update_held_by_others();
         slices::observe(&mut self.state, started, &allocatable);
     }
 
@@ -141,7 +143,8 @@ impl Allocator {
                 .withheld
                 .iter()
                 .any(|resource| self.state.held.holds_resource(resource))
-            || !pending::pending_devices(&self.state).is_empty()
+            // Not those that others hold: a pod of another plugin may run for weeks.
+            || !pending::changing_devices(&self.state).is_empty()
             || slices::is_settling(&self.state)
     }
 

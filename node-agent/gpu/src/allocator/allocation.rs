@@ -99,11 +99,7 @@ pub fn check(
             reason,
         });
     }
-    let is_of_others = |uuid: &str| {
-        let assignment = state.assigned.get(uuid);
-        assignment.is_some_and(|assignment| state.is_taken(uuid, Some(assignment)))
-    };
-    if let Some((of, _)) = given.iter().find(|(of, _)| is_of_others(of.uuid)) {
+    if let Some((of, _)) = given.iter().find(|(of, _)| state.held_by_others.contains(of.uuid)) {
         return Err(AllocationRefusal::Unavailable {
             resource: name(),
             device: of.uuid.to_owned(),

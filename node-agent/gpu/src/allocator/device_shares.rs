@@ -93,7 +93,7 @@ pub fn advertised_devices<'a>(state: &'a AllocatorState, resource: &str) -> Vec<
 fn availability(state: &AllocatorState, uuid: &str, assignment: &Assignment) -> Availability {
     if !state.present.contains(uuid) || state.unavailable_reason(uuid).is_some() {
         Availability::Unavailable
-    } else if state.desired_assignment(uuid) != Some(assignment) || state.is_taken(uuid, Some(assignment)) {
+    } else if state.desired_assignment(uuid) != Some(assignment) || state.held_by_others.contains(uuid) {
         Availability::Draining
     } else {
         Availability::Allocatable

@@ -25,13 +25,22 @@ pub fn pending_changes(state: &AllocatorState) -> Vec<PendingChange> {
 /// Returns the UUIDs of the devices whose assignment is not the desired one, that have too many time slices, or that containers
 /// have from another plugin.
 pub fn pending_devices(state: &AllocatorState) -> BTreeSet<&str> {
+    let mut pending = changing_devices(state);
+    if state.desired.is_some() {
+        pending.extend(state.held_by_others.iter().map(String::as_str));
+    }
+    pending
+}
+
+/// Returns the UUIDs of the devices whose assignment is not the desired one, or that have too many time slices.
+pub fn changing_devices(state: &AllocatorState) -> BTreeSet<&str> {
     let (true, Some(desired)) = (state.is_observed(), &state.desired) else {
         return BTreeSet::new();
     };
     let changing = state
         .assigned
         .iter()
-        .filter(|(uuid, now)| desired.get(*uuid) != Some(now) || state.is_taken(uuid, Some(now)))
+        .filter(|(uuid, now)| desired.get(*uuid) != Some(now))
         .map(|(uuid, _)| uuid);
     let coming = desired.keys().filter(|uuid| !state.assigned.contains_key(*uuid));
     let resized = oversized(state).map(|(uuid, ..)| uuid);
@@ -42,18 +51,43 @@ pub fn pending_devices(state: &AllocatorState) -> BTreeSet<&str> {
 /// each device list, so another list brings it up to date.
 pub fn waits_for_checkpoint(state: &AllocatorState) -> bool {
     pending_devices(state).into_iter().any(|uuid| {
-        let together: Vec<&str> = state.overlapping(uuid).chain([uuid]).collect();
-        let any = |holds: &dyn Fn(&str) -> bool| together.iter().any(|device| holds(device));
-        !any(&|device| state.held.holds_of(device, None)) && any(&|device| state.held.checkpoint_holds_of(device, None))
+        let together = with_overlapping(state, uuid);
+        let only_checkpoint = |own: Option<&Assignment>| {
+            let own_of = |device: &str| own.filter(|_| device == uuid);
+            !together
+                .iter()
+                .any(|device| state.held.holds_of(device, own_of(device)))
+                && together
+                    .iter()
+                    .any(|device| state.held.checkpoint_holds_of(device, own_of(device)))
+        };
+        // Own shares are a reason to wait only for a device that has too many.
+        only_checkpoint(None) || only_checkpoint(in_service(state, uuid))
     })
+}
+
+/// Returns the assignment of a device that has its desired one.
+fn in_service<'a>(state: &'a AllocatorState, uuid: &str) -> Option<&'a Assignment> {
+    let now = state.assigned.get(uuid);
+    now.filter(|now| state.desired_assignment(uuid) == Some(*now))
+}
+
+/// Returns the device and those that overlap it; also those that only may, unless it is in service.
+fn with_overlapping<'a>(state: &'a AllocatorState, uuid: &'a str) -> BTreeSet<&'a str> {
+    if in_service(state, uuid).is_some() {
+        state.overlapping(uuid).chain([uuid]).collect()
+    } else {
+        state.maybe_overlapping(uuid).chain([uuid]).collect()
+    }
 }
 
 fn describe(state: &AllocatorState, uuid: &str) -> PendingChange {
     let now = state.assigned.get(uuid);
     let next = state.desired_assignment(uuid);
-    let whole_or_part: BTreeSet<&str> = state.overlapping(uuid).chain([uuid]).collect();
+    let whole_or_part = with_overlapping(state, uuid);
     // Its own shares are no reason to wait if others hold it.
-    let own = now.filter(|now| next == Some(*now) && state.is_taken(uuid, Some(now)));
+    let own = in_service(state, uuid).filter(|_| state.held_by_others.contains(uuid));
+    let own_of = |device: &str| own.filter(|_| device == uuid);
     let holds = |holding: &ContainerShares, id: &String| {
         let is_own = own.is_some_and(|of| is_share_of(of, uuid, &holding.resource, id));
         whole_or_part.contains(device_of(id)) && !is_own
@@ -66,11 +100,14 @@ fn describe(state: &AllocatorState, uuid: &str) -> PendingChange {
     let pods: BTreeSet<String> = holding.map(|of| format!("{}/{}", of.namespace, of.pod)).collect();
     let until = if !pods.is_empty() {
         "the last pod that holds it ends"
-    } else if whole_or_part.iter().any(|device| state.held.holds_of(device, None)) {
+    } else if whole_or_part
+        .iter()
+        .any(|device| state.held.holds_of(device, own_of(device)))
+    {
         "the kubelet shows whether a container got its last allocated shares"
     } else if whole_or_part
         .iter()
-        .any(|device| state.held.checkpoint_holds_of(device, None))
+        .any(|device| state.held.checkpoint_holds_of(device, own_of(device)))
     {
         "the kubelet's checkpoint no longer has a container that holds it, such as an init container"
     } else {

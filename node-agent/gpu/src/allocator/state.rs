@@ -60,6 +60,8 @@ pub struct AllocatorState {
     pub present: BTreeSet<String>,
     /// Shares that containers hold.
     pub held: Held,
+    /// UUIDs of the assigned devices that containers have from another plugin.
+    pub held_by_others: BTreeSet<String>,
     /// Reason for each device that no container can get now, by UUID.
     pub unavailable: BTreeMap<String, String>,
     /// Resources with the free shares of one device only.
@@ -89,34 +91,57 @@ impl AllocatorState {
         self.unavailable.get(uuid).or_else(of_gpu).map(String::as_str)
     }
 
-    /// Returns true if a container holds or may hold a share of the device, except those of `except`, or a share of an
-    /// overlapping device.
+    /// Returns true if a container holds or may hold a share of the device, except those of `except`, or a share of a device
+    /// that may overlap it.
     pub fn is_taken(&self, uuid: &str, except: Option<&Assignment>) -> bool {
-        let taken =
-            |uuid: &str, except| self.held.holds_of(uuid, except) || self.held.checkpoint_holds_of(uuid, except);
-        taken(uuid, except) || self.overlapping(uuid).any(|other| taken(other, None))
+        self.may_be_held(uuid, except) || self.maybe_overlapping(uuid).any(|other| self.may_be_held(other, None))
     }
 
-    /// Returns the UUIDs of the devices that overlap this one: a GPU and its MIG devices.
+    /// Notes the devices that containers have from another plugin. Runs after each change of devices, assignments or observed
+    /// shares, since each device list needs them at once.
+    pub fn update_held_by_others(&mut self) {
+        let assigned = self.assigned.iter().filter(|(uuid, of)| {
+            self.may_be_held(uuid, Some(of)) || self.overlapping(uuid).any(|other| self.may_be_held(other, None))
+        });
+        self.held_by_others = assigned.map(|(uuid, _)| uuid.clone()).collect();
+    }
+
+    fn may_be_held(&self, uuid: &str, except: Option<&Assignment>) -> bool {
+        self.held.holds_of(uuid, except) || self.held.checkpoint_holds_of(uuid, except)
+    }
+
+    /// Returns the UUIDs of the devices that overlap this one: a GPU and its MIG devices, also those that have left the node if
+    /// their assignment names the GPU.
     pub fn overlapping(&self, uuid: &str) -> impl Iterator<Item = &str> {
         let this = self.devices.get(uuid);
         let known = self
             .devices
             .values()
             .filter(move |other| this.is_some_and(|this| this.overlaps(other)));
-        // A MIG device that has left the node can be a part of any GPU, unless its assignment names the GPU.
-        let lost = move |uuid: &&String| {
-            let of = || {
-                self.assigned
-                    .get(*uuid)
-                    .and_then(|assignment| assignment.gpu_uuid.as_ref())
-            };
-            let of_this = |whole: &Device| of().is_none_or(|gpu| *gpu == whole.gpu_uuid);
-            uuid.starts_with(MIG_UUID)
-                && !self.devices.contains_key(*uuid)
-                && this.is_some_and(|this| this.mig.is_none() && of_this(this))
-        };
-        let lost = self.assigned.keys().chain(self.held.devices()).filter(lost);
+        let whole = this.filter(|this| this.mig.is_none());
+        let lost = whole.into_iter().flat_map(move |gpu| {
+            let of_gpu = self
+                .assigned
+                .iter()
+                .filter(move |(_, of)| of.gpu_uuid.as_ref() == Some(&gpu.gpu_uuid));
+            of_gpu
+                .map(|(lost, _)| lost)
+                .filter(move |lost| !self.devices.contains_key(*lost))
+        });
         known.map(|other| other.uuid.as_str()).chain(lost.map(String::as_str))
+    }
+
+    /// Returns the UUIDs of the devices that overlap this one or may: a held MIG device that nobody knows can be a part of any
+    /// GPU.
+    pub fn maybe_overlapping(&self, uuid: &str) -> impl Iterator<Item = &str> {
+        let is_whole = self.devices.get(uuid).is_some_and(|this| this.mig.is_none());
+        let is_unknown = move |other: &&String| {
+            is_whole
+                && other.starts_with(MIG_UUID)
+                && !self.devices.contains_key(*other)
+                && self.assigned.get(*other).is_none_or(|of| of.gpu_uuid.is_none())
+        };
+        let unknown = self.assigned.keys().chain(self.held.devices()).filter(is_unknown);
+        self.overlapping(uuid).chain(unknown.map(String::as_str))
     }
 }

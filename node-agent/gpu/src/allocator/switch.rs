@@ -36,7 +36,9 @@ pub fn adopt(state: &mut AllocatorState) {
     }
     for (uuid, assignment) in state.desired.iter().flatten() {
         let blocked = state.assigned.contains_key(uuid)
-            || state.overlapping(uuid).any(|other| state.assigned.contains_key(other))
+            || state
+                .maybe_overlapping(uuid)
+                .any(|other| state.assigned.contains_key(other))
             || state.is_taken(uuid, Some(assignment));
         if !blocked {
             state.assigned.insert(uuid.clone(), assignment.clone());

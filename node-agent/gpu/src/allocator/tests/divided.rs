@@ -58,6 +58,23 @@ fn no_gpu_is_offered_whole_while_a_mig_device_that_nobody_knows_is_held() {
 }
 
 #[test]
+fn gpus_in_service_stay_so_when_a_mig_device_that_nobody_knows_is_held() {
+    let resource = "nvidia.com/mig-1g.4gb";
+    let mut test = undivided_test(Allocator::default());
+    test.observe(&[]);
+    for (holders, checkpoint) in [
+        (vec![holding("train", resource, &["MIG-9-9"])], vec![]),
+        (vec![], vec![(resource, "MIG-9-9")]),
+    ] {
+        let observation = observation(&mut test, &holders, &checkpoint);
+        test.allocator.observe(observation);
+        assert_eq!(test.count("nvidia.com/gpu"), Some((3, 3)));
+        assert!(test.allocator.pending_changes().is_empty());
+    }
+    test.allocate("nvidia.com/gpu", &["GPU-0"]).unwrap();
+}
+
+#[test]
 fn a_saved_mig_device_that_has_left_keeps_back_its_own_gpu_alone() {
     let saved = r#"{"resource":"a.b/part","sharing":{"strategy":"Whole"},"gpuUuid":"GPU-2"}"#;
     let held = [holding("train", "a.b/part", &["MIG-2-0"])];

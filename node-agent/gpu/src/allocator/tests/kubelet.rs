@@ -156,4 +156,32 @@ fn shares_that_others_hold_of_a_device_stay_healthy_while_a_pod_has_it_from_anot
     let healthy: Vec<String> = test.healthy().into_iter().map(|(_, id)| id).collect();
     assert!(healthy.contains(&"GPU-0::1".to_owned()) && !healthy.contains(&"GPU-0::0".to_owned()));
     assert_eq!(test.allocator.pending_changes()[0].pods, ["team/theirs"]);
+    assert!(!test.allocator.needs_observation(), "such a pod can run for weeks");
+}
+
+#[test]
+fn a_device_of_which_only_the_checkpoint_names_a_holder_from_another_plugin_waits_for_the_checkpoint_alone() {
+    let ours = [holding("ours", "nvidia.com/gpu", &["GPU-0::1"])];
+    let mut test = AllocatorTest::new(SHARED, &ours);
+    let resource = "nvidia.com/gpu".to_owned();
+    let allocatable = test.healthy();
+    test.now += Duration::from_secs(1);
+    test.allocator.observe(KubeletObservation {
+        started: test.now,
+        holders: ours.to_vec(),
+        allocatable,
+        checkpoint: [
+            (resource.clone(), "GPU-0".to_owned()),
+            (resource, "GPU-0::1".to_owned()),
+        ]
+        .into(),
+    });
+    assert!(test.allocator.waits_for_checkpoint());
+    let [waiting] = test.allocator.pending_changes().try_into().unwrap();
+    assert!(
+        waiting.message.contains("until the kubelet's checkpoint no longer has") && waiting.pods.is_empty(),
+        "{waiting:?}"
+    );
+    test.observe(&ours);
+    assert!(!test.allocator.waits_for_checkpoint() && test.allocator.pending_changes().is_empty());
 }
