@@ -150,7 +150,7 @@ impl Held {
     /// Returns, for each share of the device under `assignment`, true if it is held.
     pub fn flags(&self, uuid: &str, assignment: &Assignment) -> Vec<bool> {
         let mut flags = vec![false; assignment.sharing.shares() as usize];
-        for (resource, id) in self.by_device.get(uuid).into_iter().flatten() {
+        for (resource, id) in self.shares_of(uuid, assignment) {
             if *resource == assignment.resource
                 && let Some(number) = assignment.sharing.number(uuid, id)
                 && let Some(flag) = flags.get_mut(number as usize)
@@ -166,14 +166,23 @@ impl Held {
         if !matches!(assignment.sharing, DeviceSharing::TimeSlicing { .. }) {
             return BTreeSet::new();
         }
-        // A kubelet that has just restarted lists no pods yet. A container that it starts again needs its id to be healthy.
-        let unlisted = self.checkpoint.get(uuid).filter(|_| self.observed.is_empty());
-        let shares = self.by_device.get(uuid).into_iter().chain(unlisted).flatten();
+        let shares = self.shares_of(uuid, assignment);
         let of_resource = shares.filter(|(resource, _)| *resource == assignment.resource);
         of_resource
             .filter_map(|(_, id)| assignment.sharing.any_number(uuid, id))
             .filter(|number| *number >= assignment.sharing.shares())
             .collect()
+    }
+
+    /// Returns the held shares of the device. A kubelet that has just restarted lists no pods yet, and a container that it
+    /// starts again needs its id to be healthy: then time slices that only the checkpoint has are among them.
+    fn shares_of(&self, uuid: &str, assignment: &Assignment) -> impl Iterator<Item = &ShareKey> {
+        let is_sliced = matches!(assignment.sharing, DeviceSharing::TimeSlicing { .. });
+        let unlisted = self
+            .checkpoint
+            .get(uuid)
+            .filter(|_| is_sliced && self.observed.is_empty());
+        self.by_device.get(uuid).into_iter().chain(unlisted).flatten()
     }
 }
 

@@ -197,6 +197,23 @@ fn a_restarted_kubelet_that_lists_no_pods_yet_keeps_the_slices_of_its_checkpoint
     assert!(!healthy(&test).contains(&"GPU-1::3".to_owned()));
 }
 
+#[test]
+fn a_restarted_kubelet_that_lists_no_pods_yet_keeps_all_slices_of_a_gpu_that_holds_too_many() {
+    let held = pods(&["GPU-0::0", "GPU-0::1", "GPU-0::2", "GPU-0::3"]);
+    let mut test = test(4, &held);
+    test.allocator.set_desired(slices(2));
+    test.observe(&held);
+    let before = healthy(&test);
+    test.now += Duration::from_secs(1);
+    test.allocator.observe(KubeletObservation {
+        started: test.now,
+        holders: Vec::new(),
+        allocatable: BTreeSet::new(),
+        checkpoint: held.iter().map(|of| (GPU.to_owned(), of.ids[0].clone())).collect(),
+    });
+    assert_eq!(healthy(&test), before);
+}
+
 /// A pod of the Deployment.
 #[derive(Clone, Debug)]
 struct Pod {
@@ -300,17 +317,19 @@ impl Cluster {
     }
 
     fn observe(&mut self) {
-        let held = if self.clock < self.without_pods {
+        let held = self.held();
+        let checkpoint = held.iter().map(|id| (GPU.to_owned(), id.clone())).collect();
+        let listed = if self.clock < self.without_pods {
             BTreeSet::new()
         } else {
-            self.held()
+            held
         };
         self.test.now = self.start + Duration::from_millis(self.clock * 10);
         self.test.allocator.observe(KubeletObservation {
             started: self.test.now,
-            holders: pods(&held.iter().map(String::as_str).collect::<Vec<_>>()),
+            holders: pods(&listed.iter().map(String::as_str).collect::<Vec<_>>()),
             allocatable: self.taken.iter().map(|id| (GPU.to_owned(), id.clone())).collect(),
-            checkpoint: BTreeSet::new(),
+            checkpoint,
         });
         self.send();
         let pause = if self.test.allocator.needs_observation() {
