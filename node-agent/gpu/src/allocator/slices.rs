@@ -31,8 +31,8 @@ pub fn resize(state: &mut AllocatorState) {
         };
         if desired.sharing.is_resize_of(&now.sharing) {
             // Before the first observation the kubelet has had no list.
-            if let Some(seen) = state.observed_at {
-                let numbers = &mut former_slices(&mut state.resizes, uuid, seen).numbers;
+            if state.observed_at.is_some() {
+                let numbers = &mut former_slices(&mut state.resizes, uuid, None).numbers;
                 numbers.extend(desired.sharing.shares()..now.sharing.shares());
                 numbers.retain(|number| *number >= desired.sharing.shares());
             }
@@ -42,7 +42,7 @@ pub fn resize(state: &mut AllocatorState) {
 }
 
 /// Returns the former slices of a device, which were seen at `seen`.
-fn former_slices<'a>(resizes: &'a mut Resizes, uuid: &str, seen: Instant) -> &'a mut FormerSlices {
+fn former_slices<'a>(resizes: &'a mut Resizes, uuid: &str, seen: Option<Instant>) -> &'a mut FormerSlices {
     let former = resizes.former.entry(uuid.to_owned()).or_insert_with(|| FormerSlices {
         numbers: BTreeSet::new(),
         seen,
@@ -74,13 +74,16 @@ pub fn observe(state: &mut AllocatorState, started: Instant, allocatable: &BTree
         }
     }
     for (uuid, numbers) in seen {
-        former_slices(&mut state.resizes, uuid, started).numbers.extend(numbers);
+        former_slices(&mut state.resizes, uuid, Some(started))
+            .numbers
+            .extend(numbers);
     }
     let assigned = &state.assigned;
     state.resizes.former.retain(|uuid, former| {
         let of = assigned.get(uuid);
+        let seen = *former.seen.get_or_insert(started);
         of.is_some_and(|of| matches!(of.sharing, DeviceSharing::TimeSlicing { .. }))
-            && started.saturating_duration_since(former.seen) < SETTLE
+            && started.saturating_duration_since(seen) < SETTLE
     });
     let resources: BTreeSet<String> = state
         .assigned

@@ -24,8 +24,8 @@ pub struct Resizes {
 pub struct FormerSlices {
     /// Their numbers.
     pub numbers: BTreeSet<u32>,
-    /// Start of the last observation in which one was healthy or held.
-    pub seen: Instant,
+    /// Start of the last observation in which one was healthy or held; of the first one after a new number. None before it.
+    pub seen: Option<Instant>,
 }
 
 /// Largest number of held slices of a resource of late.

@@ -21,6 +21,7 @@ pub fn switch(state: &mut AllocatorState, allocatable: &BTreeSet<(String, String
         .map(|(uuid, _)| (uuid.clone(), desired.get(uuid).cloned()))
         .collect();
     for (uuid, next) in changes {
+        state.resizes.former.remove(&uuid);
         match next {
             Some(next) => _ = state.assigned.insert(uuid, next),
             None => _ = state.assigned.remove(&uuid),

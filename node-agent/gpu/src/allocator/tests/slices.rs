@@ -7,6 +7,10 @@ const GPU: &str = "nvidia.com/gpu";
 
 /// Four GPUs, each with this number of time slices.
 fn slices(replicas: u32) -> DesiredDevices {
+    slices_of(GPU, replicas)
+}
+
+fn slices_of(resource: &str, replicas: u32) -> DesiredDevices {
     let gpus = (0..4).map(|index| Gpu {
         index,
         uuid: format!("GPU-{index}"),
@@ -17,7 +21,7 @@ fn slices(replicas: u32) -> DesiredDevices {
         gpus: gpus.collect(),
         ..Inventory::default()
     };
-    let config = format!("resources: [{{name: {GPU}, sharing: {{strategy: TimeSlicing, replicas: {replicas}}}}}]");
+    let config = format!("resources: [{{name: {resource}, sharing: {{strategy: TimeSlicing, replicas: {replicas}}}}}]");
     desired_devices(&inventory, &load(&config).unwrap()).unwrap()
 }
 
@@ -212,6 +216,33 @@ fn a_restarted_kubelet_that_lists_no_pods_yet_keeps_all_slices_of_a_gpu_that_hol
         checkpoint: held.iter().map(|of| (GPU.to_owned(), of.ids[0].clone())).collect(),
     });
     assert_eq!(healthy(&test), before);
+}
+
+#[test]
+fn a_slice_that_the_configuration_no_longer_has_is_known_also_if_the_next_observation_comes_late() {
+    let mut test = test(4, &[]);
+    // A slow kubelet: the last observation began long before the change.
+    test.now += Duration::from_secs(15);
+    test.allocator.set_desired(slices(2));
+    test.observe(&[]);
+    test.allocate(GPU, &["GPU-3::3"]).unwrap();
+    for _ in 0..12 {
+        test.observe(&[]);
+    }
+    let refused = test.allocate(GPU, &["GPU-2::3"]).unwrap_err();
+    assert!(matches!(refused, AllocationRefusal::Unknown { .. }), "{refused}");
+}
+
+#[test]
+fn slices_of_one_resource_are_none_of_the_next_resource_of_the_device() {
+    let mut test = test(4, &[]);
+    test.allocator.set_desired(slices(2));
+    test.observe(&[]);
+    test.allocator.set_desired(slices_of("a.b/c", 2));
+    test.observe(&[]);
+    assert_eq!(test.count("a.b/c"), Some((8, 8)));
+    let refused = test.allocate("a.b/c", &["GPU-0::3"]).unwrap_err();
+    assert!(matches!(refused, AllocationRefusal::Unknown { .. }), "{refused}");
 }
 
 /// A pod of the Deployment.
