@@ -117,8 +117,12 @@ pub fn observe(state: &mut AllocatorState, started: Instant, allocatable: &BTree
 pub fn oversized(state: &AllocatorState) -> impl Iterator<Item = (&str, usize, u32)> {
     state.assigned.iter().filter_map(|(uuid, of)| {
         let beyond = state.held.slices_beyond(uuid, of).len();
+        // Each list asks this of each device.
+        if beyond == 0 {
+            return None;
+        }
         let held = state.held.flags(uuid, of).into_iter().filter(|held| *held).count() + beyond;
-        (beyond > 0 && held > of.sharing.shares() as usize).then_some((uuid.as_str(), held, of.sharing.shares()))
+        (held > of.sharing.shares() as usize).then_some((uuid.as_str(), held, of.sharing.shares()))
     })
 }
 
