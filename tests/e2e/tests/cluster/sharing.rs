@@ -242,6 +242,8 @@ fn a_deployment_that_fits_fewer_time_slices_gets_there_with_two_restarts() -> Re
     lab.await_ready("sharing")?;
     lab.kubectl(&["scale", "deployment/turns", "--replicas=8"])?;
     lab.await_running("turns", 8)?;
+    // Until then pods that come beside their predecessors get slices that the configuration has no longer.
+    lab.await_allocatable(T4, GPU, 8)?;
     for _ in 0..2 {
         lab.kubectl(&["rollout", "restart", "deployment/turns"])?;
         lab.kubectl(&["rollout", "status", "deployment/turns", "--timeout=180s"])?;
