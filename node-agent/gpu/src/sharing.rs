@@ -56,6 +56,9 @@ pub struct AdvertisedShare {
     pub healthy: bool,
     /// NUMA node of the GPU.
     pub numa_node: Option<u32>,
+    /// True for an unhealthy time slice that is no share of the resource: the device has it no longer, or a container holds
+    /// another slice in its place. It is in the list because the kubelet may be allocating it.
+    pub surplus: bool,
 }
 
 /// The device list of one resource.

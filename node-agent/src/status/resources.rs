@@ -7,7 +7,7 @@ use crate::{
     status::{inputs::PluginStatus, number::number},
 };
 use gpunode_crds::{AdvertisedDevice, MAX_DEVICES, ResourceStatus, SharingStrategy};
-use gpunode_gpu::{AdvertisedResource, DeviceSharing, device_of};
+use gpunode_gpu::{AdvertisedResource, AdvertisedShare, DeviceSharing, device_of};
 use std::collections::BTreeSet;
 
 /// Appended to the name of a resource whose devices are shared.
@@ -31,7 +31,7 @@ pub fn resources(snapshot: &DeviceSnapshot, health: &NodeHealth, plugin: PluginS
     let of = |advertised: &AdvertisedList| ResourceStatus {
         registered: plugin.registered.taken.contains(&advertised.resource.name),
         name: advertised.resource.name.clone(),
-        capacity: number(advertised.resource.shares.len()),
+        capacity: number(counted(&advertised.resource).count()),
         allocatable: number(advertised.healthy()),
         withheld: withheld(&advertised.resource, is_explained),
         sharing: sharing(&advertised.resource, snapshot),
@@ -57,17 +57,22 @@ fn sharing(list: &AdvertisedResource, snapshot: &DeviceSnapshot) -> Option<Shari
         })
 }
 
+/// Returns the entries of a list that are shares of the resource.
+fn counted(list: &AdvertisedResource) -> impl Iterator<Item = &AdvertisedShare> {
+    list.shares.iter().filter(|share| !share.surplus)
+}
+
 /// Returns how many shares are withheld: a device without pending change, fault or other reason has unhealthy shares for that
 /// reason alone.
 fn withheld(list: &AdvertisedResource, is_explained: impl Fn(&str) -> bool) -> Option<i32> {
-    let unhealthy = list.shares.iter().filter(|share| !share.healthy);
+    let unhealthy = counted(list).filter(|share| !share.healthy);
     let count = unhealthy.filter(|share| !is_explained(device_of(&share.id))).count();
     (count > 0).then(|| number(count))
 }
 
 fn devices(list: &AdvertisedResource) -> Vec<AdvertisedDevice> {
     let mut devices: Vec<AdvertisedDevice> = Vec::new();
-    for share in &list.shares {
+    for share in counted(list) {
         let (uuid, healthy) = (device_of(&share.id), i32::from(share.healthy));
         if let Some(device) = devices.iter_mut().find(|device| device.device == uuid) {
             device.shares += 1;

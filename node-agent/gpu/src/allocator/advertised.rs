@@ -75,32 +75,36 @@ fn resource_list(state: &AllocatorState, resource: &str) -> AdvertisedResource {
         id: of.sharing.id(of.uuid, number),
         healthy: healthy(at, of, number, held),
         numa_node: node(of).filter(|_| nodes.len() == 1 || !of_one(of)),
+        surplus: false,
     };
     // A held slice beyond the number stands for an unhealthy one below it.
     let mut replaced: Vec<usize> = devices.iter().map(|of| of.beyond.len()).collect();
     for (number, row) in (0_u32..).zip(0..most) {
         for ((at, of), replaced) in devices.iter().enumerate().zip(&mut replaced) {
             let Some(held) = of.held.get(row) else { continue };
-            let share = share(at, of, number, *held);
+            let mut share = share(at, of, number, *held);
             if !held && !share.healthy && *replaced > 0 {
                 *replaced -= 1;
-            } else {
-                shares.push(share);
+                share.surplus = true;
             }
+            shares.push(share);
         }
     }
-    // Slices that a device has no longer are in the list while they are held or healthy.
+    // Slices that a device has no longer are in the list while they are held, healthy, or may be granted: a kubelet
+    // dereferences the entry of an id that it has allocated, and crashes where the list no longer has it
+    // (allocateContainerResources in pkg/kubelet/cm/devicemanager/manager.go).
     for (at, of) in devices.iter().enumerate() {
-        let free = free_slices(at)
-            .into_iter()
-            .flatten()
-            .filter(|number| **number >= of.sharing.shares());
-        let beyond: BTreeSet<u32> = free.chain(&of.beyond).copied().collect();
-        shares.extend(
-            beyond
-                .into_iter()
-                .map(|number| share(at, of, number, of.beyond.contains(&number))),
-        );
+        let former = of.former.into_iter().flatten();
+        let former = former.filter(|number| **number >= of.sharing.shares());
+        let beyond: BTreeSet<u32> = former.chain(&of.beyond).copied().collect();
+        shares.extend(beyond.into_iter().map(|number| {
+            let held = of.beyond.contains(&number);
+            let is_free = free_slices(at).is_some_and(|free| free.contains(&number));
+            let mut share = share(at, of, number, held);
+            share.healthy &= held || is_free;
+            share.surplus = !share.healthy;
+            share
+        }));
     }
     AdvertisedResource {
         name: resource.to_owned(),

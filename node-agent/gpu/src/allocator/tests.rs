@@ -112,7 +112,7 @@ impl AllocatorTest {
         let list = lists.iter().find(|list| list.name == resource)?;
         Some((
             list.shares.iter().filter(|share| share.healthy).count(),
-            list.shares.len(),
+            list.shares.iter().filter(|share| !share.surplus).count(),
         ))
     }
 }
@@ -140,7 +140,8 @@ fn a_list_begins_with_one_share_of_each_device_and_says_where_it_is() {
         AdvertisedShare {
             id: "GPU-1::0".to_owned(),
             healthy: true,
-            numa_node: Some(1)
+            numa_node: Some(1),
+            surplus: false,
         }
     );
 }

@@ -32,6 +32,7 @@ impl Bench {
             id: id.trim_start_matches('!').to_owned(),
             healthy: !id.starts_with('!'),
             numa_node: None,
+            surplus: false,
         });
         let list = AdvertisedResource {
             name: GPU.to_owned(),

@@ -59,6 +59,7 @@ fn snapshot() -> DeviceSnapshot {
         id: id.to_owned(),
         healthy,
         numa_node: None,
+        surplus: false,
     };
     let shares = vec![share("GPU-0", true), share("GPU-1", false)];
     let list = AdvertisedResource {
@@ -335,6 +336,7 @@ fn units(devices: &[(&str, u32, u32)]) -> DeviceSnapshot {
             id: format!("{uuid}-_-{number}"),
             healthy: number < *healthy,
             numa_node: None,
+            surplus: false,
         })
     });
     let list = AdvertisedResource {

@@ -29,6 +29,9 @@ pub enum Rejection {
     /// The kubelet's own refusal.
     #[error("{0}")]
     Kubelet(String),
+    /// A real kubelet crashes.
+    #[error("the kubelet crashes: it allocated a device that its list no longer has, {0}")]
+    Crash(String),
     /// Answer of the plugin.
     #[error("rpc error: code = {:?} desc = {}", .0.code(), .0.message())]
     Plugin(#[from] Status),
@@ -131,6 +134,16 @@ impl FakeKubelet {
         let Some(response) = answer.container_responses.into_iter().next() else {
             return refuse("no containers return in allocation response".to_owned());
         };
+        // A kubelet dereferences the entry of each id here, and crashes where its list no longer has one.
+        let endpoint = self.lock().endpoints.get(resource).cloned();
+        let is_listed = |id: &String| {
+            endpoint
+                .iter()
+                .any(|it| it.devices.iter().any(|device| device.id == *id))
+        };
+        if let Some(id) = ids.iter().find(|id| !is_listed(id)) {
+            return Err(Rejection::Crash(format!("{id}: {endpoint:?}")));
+        }
         Ok(Admitted {
             ids: ids.into_iter().collect(),
             response,

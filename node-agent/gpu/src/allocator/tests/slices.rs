@@ -257,6 +257,13 @@ struct Pod {
     ends: Option<(u64, u64)>,
 }
 
+/// A list as the agent sent it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct SentList {
+    healthy: BTreeSet<String>,
+    all: BTreeSet<String>,
+}
+
 /// A Deployment, a scheduler that goes by node status, a kubelet that writes it every 10 s, and the agent. Time is in
 /// hundredths of a second. The agent looks as often as it does on a node, and its lists take their time.
 struct Cluster {
@@ -270,8 +277,10 @@ struct Cluster {
     pods: Vec<Pod>,
     /// Healthy ids that the kubelet has, and the lists on their way with the time of arrival.
     taken: BTreeSet<String>,
-    sent: VecDeque<(u64, BTreeSet<String>)>,
-    last_sent: BTreeSet<String>,
+    sent: VecDeque<(u64, SentList)>,
+    last_sent: SentList,
+    /// All ids that the kubelet has.
+    listed: BTreeSet<String>,
     reported: usize,
     next_look: u64,
     /// True if agent and kubelet restart now and then.
@@ -297,7 +306,8 @@ impl Cluster {
             pods: Vec::new(),
             taken: BTreeSet::new(),
             sent: VecDeque::new(),
-            last_sent: BTreeSet::new(),
+            last_sent: SentList::default(),
+            listed: BTreeSet::new(),
             reported: 16,
             next_look: 0,
             restarts,
@@ -324,7 +334,14 @@ impl Cluster {
 
     /// Sends a new list, which arrives after those before it.
     fn send(&mut self) {
-        let list: BTreeSet<String> = self.test.healthy().into_iter().map(|(_, id)| id).collect();
+        let lists = self.test.allocator.advertised();
+        let list = SentList {
+            healthy: healthy(&self.test).into_iter().collect(),
+            all: lists
+                .iter()
+                .flat_map(|list| list.shares.iter().map(|share| share.id.clone()))
+                .collect(),
+        };
         if list != self.last_sent {
             let arrival = self.soon(5, 30);
             let before = self.sent.back().map_or(0, |(arrival, _)| *arrival);
@@ -375,7 +392,7 @@ impl Cluster {
     fn disconnect(&mut self) {
         self.taken.clear();
         self.sent.clear();
-        self.last_sent.clear();
+        self.last_sent = SentList::default();
     }
 
     fn restart_agent(&mut self) {
@@ -414,6 +431,10 @@ impl Cluster {
         };
         match given {
             Ok(id) => {
+                // The next lists may come before the answer. A kubelet crashes if its list no longer has the id.
+                let on_the_way = self.sent.iter().map(|(_, list)| &list.all);
+                let is_listed = on_the_way.chain([&self.listed]).all(|list| list.contains(&id));
+                assert!(is_listed, "the kubelet crashes: {id}");
                 self.pods[at].id = Some(id);
                 self.pods[at].ready = self.clock + 100;
                 self.next_look = self.next_look.min(self.clock + 20);
@@ -431,7 +452,8 @@ impl Cluster {
         self.clock += 10;
         let clock = self.clock;
         while self.sent.front().is_some_and(|(arrival, _)| *arrival <= clock) {
-            self.taken = self.sent.pop_front().unwrap().1;
+            let list = self.sent.pop_front().unwrap().1;
+            (self.taken, self.listed) = (list.healthy, list.all);
         }
         self.pods
             .retain(|pod| pod.ends.is_none_or(|(_, deleted)| deleted > clock));
