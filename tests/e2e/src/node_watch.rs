@@ -76,17 +76,27 @@ impl NodeWatch {
     }
 
     fn await_current(&self, lab: &Lab) -> Result<()> {
-        let version = lab.node(&self.node)?["metadata"]["resourceVersion"].clone();
+        let version = version(&lab.node(&self.node)?)?;
         eventually("the watch has caught up", Duration::from_mins(1), || {
             let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+            // The first state that the watch brings may be a later one.
+            let last = seen.last().context("no state")?;
             ensure!(
-                seen.iter().any(|state| state["metadata"]["resourceVersion"] == version),
-                "{} states, none of version {version}",
-                seen.len()
+                self::version(last)? >= version,
+                "{} states, the last of version {}, and not {version}",
+                seen.len(),
+                last["metadata"]["resourceVersion"]
             );
             Ok(())
         })
     }
+}
+
+/// Versions of one object grow (KEP-5504).
+fn version(node: &Value) -> Result<u64> {
+    let version = node["metadata"]["resourceVersion"].as_str();
+    let version = version.with_context(|| format!("{node} has no version"))?;
+    version.parse().context("read the version of a Node")
 }
 
 impl Drop for NodeWatch {
