@@ -117,7 +117,8 @@ spec:
             Ok(())
         })
     };
-    let slow_pods = || Ok::<_, anyhow::Error>(names(&lab.get(&["pods", "--field-selector", "metadata.name=slow"])?));
+    let running = "metadata.name=slow,status.phase=Running";
+    let slow_pods = || Ok::<_, anyhow::Error>(names(&lab.get(&["pods", "--field-selector", running])?));
 
     let change = lab.begin(EVICTING)?;
     await_taint(A100)?;
@@ -125,7 +126,7 @@ spec:
     await_taint(T4)?;
     assert!(
         slow_pods()?.is_empty(),
-        "the second node has the taint before the pod is gone"
+        "the second node has the taint before the pod has ended"
     );
     await_taint(V100)?;
     lab.await_ready("evicting")?;

@@ -219,7 +219,11 @@ fn a_deployment_that_fits_fewer_time_slices_gets_there_with_two_restarts() -> Re
     lab.apply(&turns(4))?;
     lab.await_allocatable(T4, GPU, 16)?;
     lab.await_ready("sharing")?;
-    lab.apply(&samples::deployment("turns", "inference", 14))?;
+    // With a grace period, as pods have it: without one the next pod gets a slice before anybody can see that it is free.
+    let deployment = samples::deployment("turns", "inference", 14)
+        .replace("terminationGracePeriodSeconds: 0", "terminationGracePeriodSeconds: 30")
+        .replace("exec sleep 100000", r#"trap "exit 0" TERM; sleep 100000 & wait"#);
+    lab.apply(&deployment)?;
     lab.await_running("turns", 14)?;
     let rejections = || {
         let selector = ["--field-selector", "reason=UnexpectedAdmissionError"];
