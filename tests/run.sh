@@ -23,7 +23,7 @@ needed "build of the tests" build_tests --message-format=json-render-diagnostics
 clusters="e2e e2e-agents e2e-removal"
 # Modules of tests/e2e/tests/cluster by their cluster; those that are not named here run on the first. Each takes as long as the
 # others, so that nobody waits for the last.
-on_agents="evicted:: health:: kills:: memory:: mps:: policy_hand_over:: rejected:: release:: startup_taint:: switching:: unhealthy_taint::"
+on_agents="contention:: evicted:: health:: kills:: memory:: mps:: policy_hand_over:: rejected:: release:: startup_taint:: switching:: unhealthy_taint::"
 on_removal="staying_up::"
 
 on_cluster() { # TARGET [FILTER...]
