@@ -37,4 +37,4 @@ pub use health::{HealthRules, Recovery};
 pub use load::{LoadError, MAX_DOCUMENT_BYTES, load, nearest_name, unknown_field_message};
 pub use memory::{MEMORY_RULE, MemoryMiB};
 pub use sharing::{DeviceReplicas, Placement, Sharing, SharingStrategy};
-pub use validate::FieldProblem;
+pub use validate::{FieldProblem, is_dns_subdomain, is_name_part};

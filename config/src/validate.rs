@@ -3,6 +3,7 @@
 //! | module | what it does |
 //! |---|---|
 //! | `problem` | a field that is wrong, and what to do about it |
+//! | `name_syntax` | the syntax of names in Kubernetes |
 //! | `resource_name` | the kubelet's rule for names of extended resources |
 //! | `devices` | bounds and formats of a device selector |
 //! | `sharing` | fields of sharing by strategy, and their bounds |
@@ -10,10 +11,12 @@
 
 mod devices;
 mod health;
+mod name_syntax;
 mod problem;
 mod resource_name;
 mod sharing;
 
+pub use name_syntax::{is_dns_subdomain, is_name_part};
 pub use problem::FieldProblem;
 
 use crate::{AgentConfig, DeviceKind, MigStrategy, ResourceConfig, SharingStrategy};

@@ -1,5 +1,7 @@
 //! Names of extended resources.
 
+use super::name_syntax::{is_dns_subdomain, is_name_part};
+
 /// Checks a name by the kubelet's rule for extended resources; the error completes a sentence that begins with the
 /// name.
 ///
@@ -19,20 +21,10 @@ pub fn is_extended_resource_name(name: &str) -> Result<(), &'static str> {
     if domain.len() > 253 - "requests.".len() {
         return Err("has a domain of more than 244 characters");
     }
-    let is_label = |label: &str| {
-        !label.is_empty()
-            && label
-                .chars()
-                .all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-')
-            && !label.starts_with('-')
-            && !label.ends_with('-')
-    };
-    if !domain.split('.').all(is_label) {
+    if !is_dns_subdomain(domain) {
         return Err("has a domain that is not a DNS name of lowercase letters, digits, `-` and `.`");
     }
-    let edge = |c: Option<char>| c.is_some_and(|c| c.is_ascii_alphanumeric());
-    let inner = local.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c));
-    if local.len() > 63 || !inner || !edge(local.chars().next()) || !edge(local.chars().last()) {
+    if !is_name_part(local) {
         return Err(
             "has a name part that is not 1 to 63 letters, digits, `-`, `_` and `.`, with a letter or digit at both ends",
         );

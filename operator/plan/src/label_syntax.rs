@@ -1,21 +1,16 @@
 //! The syntax of labels: texts that Kubernetes takes as a value, and as a key.
 
-use gpunode_crds::MAX_LABEL_VALUE;
+use gpunode_config::is_name_part;
 
 /// Returns true for texts that can be the value of a label.
 pub fn is_label_value(text: &str) -> bool {
-    let is_edge = |edge: Option<char>| edge.is_none_or(|c| c.is_ascii_alphanumeric());
-    text.len() <= MAX_LABEL_VALUE
-        && text.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
-        && is_edge(text.chars().next())
-        && is_edge(text.chars().next_back())
+    text.is_empty() || is_name_part(text)
 }
 
 /// Returns true for texts that can be a key with a domain: of a label, or of an extended resource.
 pub fn is_qualified_name(text: &str) -> bool {
-    let is_part = |part: &str| !part.is_empty() && is_label_value(part);
     text.split_once('/')
-        .is_some_and(|(domain, name)| is_part(domain) && is_part(name))
+        .is_some_and(|(domain, name)| is_name_part(domain) && is_name_part(name))
 }
 
 #[cfg(test)]

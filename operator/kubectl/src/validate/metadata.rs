@@ -1,6 +1,7 @@
 //! The API server's checks of `metadata`.
 
 use super::problem::DocumentProblem;
+use gpunode_config::{is_dns_subdomain, is_name_part};
 use serde_json::{Map, Value};
 
 /// Returns the problems in the metadata of a cluster-scoped object, which needs a name.
@@ -53,22 +54,6 @@ pub fn check(object: &Value) -> Vec<DocumentProblem> {
 
 fn first_bad_key(map: Option<&Map<String, Value>>, is_good: impl Fn(&str) -> bool) -> Option<&String> {
     map?.keys().find(|key| !is_good(key))
-}
-
-fn is_dns_subdomain(name: &str) -> bool {
-    let is_label = |label: &str| {
-        let inner = label
-            .bytes()
-            .all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == b'-');
-        inner && !label.is_empty() && !label.starts_with('-') && !label.ends_with('-')
-    };
-    name.len() <= 253 && name.split('.').all(is_label)
-}
-
-fn is_name_part(name: &str) -> bool {
-    let edge = |c: Option<char>| c.is_some_and(|c| c.is_ascii_alphanumeric());
-    let inner = name.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c));
-    name.len() <= 63 && inner && edge(name.chars().next()) && edge(name.chars().last())
 }
 
 fn is_qualified_name(key: &str) -> bool {
