@@ -15,6 +15,7 @@
 //! | `outcome` | the outcome of one policy on one node |
 //! | `rollout_stage` | the stage of a node in a rollout |
 //! | `node_drain` | taints that evict pods from a node |
+//! | `pods` | names and resources of pods, and pods that have ended |
 //! | `names` | names and labels of DaemonSets |
 //! | `label_syntax` | texts that can be values and keys of labels |
 //! | `taint` | a taint and its identity |
@@ -34,6 +35,7 @@ mod outcome;
 mod output;
 mod packed_map;
 mod patch_builder;
+mod pods;
 mod record;
 mod rollout_stage;
 mod taint;
@@ -87,11 +89,11 @@ pub use output::{
         EntryKind, EntrySource, EntryState, Explanation, ExplanationEntry, OverriddenValue, PolicyMatch, explain,
     },
     mismatch::{NearestNode, gpu_mismatch, nearest_node},
-    pods::PodName,
     rejected_pods::{RejectedPod, policies_delete_rejected_pods},
 };
 pub use packed_map::PackedMap;
 pub use patch_builder::PatchBuilder;
+pub use pods::{PodName, has_ended};
 pub use record::resource_use::{ResourceUse, ResourceUses};
 pub use rollout_stage::RolloutStage;
 pub use taint::{Taint, TaintKey};

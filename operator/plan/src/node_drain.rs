@@ -1,6 +1,6 @@
 //! Taints with the effect NoExecute that evict pods from a node, until no pod is left that does not tolerate them.
 
-use crate::taint::Taint;
+use crate::{pods::has_ended, taint::Taint};
 use k8s_openapi::api::core::v1::{Pod, Toleration};
 use std::collections::BTreeMap;
 
@@ -27,12 +27,10 @@ impl NodeDrain {
 
     /// Returns true if a pod has to go: it has not ended, and one of the taints evicts it, now or later.
     fn evicts(&self, pod: &Pod) -> bool {
-        let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
         let tolerations = pod.spec.as_ref().and_then(|spec| spec.tolerations.as_deref());
         let tolerations = tolerations.unwrap_or_default();
         let mut taints = self.0.keys();
-        !matches!(phase, Some("Succeeded" | "Failed"))
-            && taints.any(|taint| evicted_after(tolerations, taint).is_some())
+        !has_ended(pod) && taints.any(|taint| evicted_after(tolerations, taint).is_some())
     }
 }
 

@@ -8,12 +8,10 @@
 //! | `mismatch` | the conditions of a policy that a node does not meet |
 //! | `evictions` | pods that hold an unhealthy device |
 //! | `rejected_pods` | pods that a node rejected |
-//! | `pods` | names and resources of pods |
 
 pub mod agent_pod;
 pub mod daemonsets;
 pub mod evictions;
 pub mod explain;
 pub mod mismatch;
-pub mod pods;
 pub mod rejected_pods;

@@ -1,6 +1,7 @@
 //! The pods of nodes, with what decides whether a taint evicts them.
 
 use gpunode_crds::GpuNode;
+use gpunode_plan::has_ended;
 use k8s_openapi::{
     api::core::v1::{Pod, PodSpec, Toleration},
     apimachinery::pkg::apis::meta::v1::ObjectMeta,
@@ -39,10 +40,6 @@ impl KnownPods {
 
     /// Adds the pods of a node.
     pub fn add<'a>(&mut self, node: &str, pods: impl IntoIterator<Item = &'a Pod>) {
-        let has_ended = |pod: &&Pod| {
-            let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
-            matches!(phase, Some("Succeeded" | "Failed"))
-        };
         let running = |pod: &Pod| RunningPod {
             namespace: pod.namespace().unwrap_or_default(),
             name: pod.name_any(),

@@ -3,7 +3,7 @@
 use crate::{
     input::{facts::NodeFacts, policies::PolicySet, release::is_released},
     node::plan::NodePlan,
-    output::pods::{self, PodName},
+    pods::{self, PodName},
 };
 use gpunode_crds::{DeviceHealth, FaultReason, GpuNode, GpuNodeStatus, HealthState, MAX_HOLDERS};
 use jiff::Timestamp;
@@ -39,8 +39,7 @@ impl PodEviction {
     pub fn is_of(&self, pod: &Pod, node: &str) -> bool {
         let (spec, status) = (pod.spec.as_ref(), pod.status.as_ref());
         let is_there = spec.and_then(|spec| spec.node_name.as_deref()) == Some(node);
-        let phase = status.and_then(|status| status.phase.as_deref()).unwrap_or_default();
-        let is_over = pod.metadata.deletion_timestamp.is_some() || ["Succeeded", "Failed"].contains(&phase);
+        let is_over = pod.metadata.deletion_timestamp.is_some() || pods::has_ended(pod);
         // Both times are by the node's clock; this one is rounded down to seconds.
         let started = status.and_then(|status| status.start_time.as_ref());
         let was_before = started.is_some_and(|time| time.0 <= self.since);

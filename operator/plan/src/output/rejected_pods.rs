@@ -4,7 +4,7 @@
 use crate::{
     input::{facts::NodeFacts, policies::PolicySet},
     node::plan::NodePlan,
-    output::pods::{self, PodName},
+    pods::{self, PodName},
     record::{node_record::NodeRecord, resource_use::ResourceUse},
 };
 use gpunode_crds::{GpuNode, PolicyMode};

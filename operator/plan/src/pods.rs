@@ -1,4 +1,4 @@
-//! Names and resources of pods.
+//! Names and resources of pods, and pods that have ended.
 
 use k8s_openapi::api::core::v1::{Pod, PodSpec};
 use std::fmt;
@@ -30,6 +30,12 @@ pub fn extended_resources(spec: &PodSpec) -> impl Iterator<Item = &String> {
     limits
         .filter(|(name, count)| name.contains('/') && count.0 != "0")
         .map(|(name, _)| name)
+}
+
+/// Returns true if all containers of a pod have ended for good: it holds no device, and no taint evicts it.
+pub fn has_ended(pod: &Pod) -> bool {
+    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+    matches!(phase, Some("Succeeded" | "Failed"))
 }
 
 /// Returns true for the mirror of a static pod.
