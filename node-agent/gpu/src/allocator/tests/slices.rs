@@ -43,6 +43,18 @@ fn pods(ids: &[&str]) -> Vec<ContainerShares> {
     ids.iter().map(|id| holding(id, GPU, &[id])).collect()
 }
 
+/// An observation of a kubelet that was just started: it has neither healthy devices nor pods yet, only a checkpoint.
+fn observe_restarted_kubelet(test: &mut AllocatorTest, checkpoint: &[ContainerShares]) {
+    test.now += Duration::from_secs(1);
+    let ids = checkpoint.iter().flat_map(|of| &of.ids);
+    test.allocator.observe(KubeletObservation {
+        started: test.now,
+        holders: Vec::new(),
+        allocatable: BTreeSet::new(),
+        checkpoint: ids.map(|id| (GPU.to_owned(), id.clone())).collect(),
+    });
+}
+
 #[test]
 fn more_time_slices_are_offered_at_once_also_where_some_are_held() {
     let held = pods(&["GPU-0::0", "GPU-0::1", "GPU-1::1"]);
@@ -159,13 +171,7 @@ fn a_slice_that_the_configuration_no_longer_has_is_given_to_the_next_pod_also_af
         };
         test.allocator.set_desired(slices(2));
         if kubelet_restarts {
-            test.now += Duration::from_secs(1);
-            test.allocator.observe(KubeletObservation {
-                started: test.now,
-                holders: Vec::new(),
-                allocatable: BTreeSet::new(),
-                checkpoint: BTreeSet::new(),
-            });
+            observe_restarted_kubelet(&mut test, &[]);
         }
         test.observe(&held);
         // The pod has ended, and the kubelet gives its slice to the next one.
@@ -187,13 +193,7 @@ fn a_restarted_kubelet_that_lists_no_pods_yet_keeps_the_slices_of_its_checkpoint
     let held = pods(&["GPU-0::0", "GPU-1::3"]);
     let mut test = test(4, &held);
     test.allocator.set_desired(slices(2));
-    test.now += Duration::from_secs(1);
-    test.allocator.observe(KubeletObservation {
-        started: test.now,
-        holders: Vec::new(),
-        allocatable: BTreeSet::new(),
-        checkpoint: held.iter().map(|of| (GPU.to_owned(), of.ids[0].clone())).collect(),
-    });
+    observe_restarted_kubelet(&mut test, &held);
     assert!(healthy(&test).contains(&"GPU-1::3".to_owned()));
     assert_eq!(test.count(GPU), Some((8, 8)));
     // The pod has ended meanwhile.
@@ -208,13 +208,7 @@ fn a_restarted_kubelet_that_lists_no_pods_yet_keeps_all_slices_of_a_gpu_that_hol
     test.allocator.set_desired(slices(2));
     test.observe(&held);
     let before = healthy(&test);
-    test.now += Duration::from_secs(1);
-    test.allocator.observe(KubeletObservation {
-        started: test.now,
-        holders: Vec::new(),
-        allocatable: BTreeSet::new(),
-        checkpoint: held.iter().map(|of| (GPU.to_owned(), of.ids[0].clone())).collect(),
-    });
+    observe_restarted_kubelet(&mut test, &held);
     assert_eq!(healthy(&test), before);
 }
 
