@@ -27,6 +27,9 @@ const SETTINGS: [&str; 6] = [
     "kernel/hostname",
 ];
 
+/// Start of the line of a control group.
+const CONTROL_GROUP: &str = "control group";
+
 /// One line for everything that is there.
 pub struct Snapshot(BTreeSet<String>);
 
@@ -54,13 +57,15 @@ impl Snapshot {
     }
 
     /// Lists what is in only one of the two; empty if they are equal. Clusters other than those whose network links and
-    /// control groups are `ours` may come and go meanwhile.
+    /// control groups are `ours` may come and go meanwhile, and so may control groups of other programs; those of a
+    /// kubelet's pods that are in the wrong place are not such.
     pub fn difference(&self, after: &Snapshot, ours: &[String]) -> String {
         let concerns_others = |line: &str| {
-            ["net/gpn", "route gpn", "/gpunode-"]
+            let of_program = line.starts_with(CONTROL_GROUP) && !line.contains("kubepods");
+            let of_cluster = ["net/gpn", "route gpn", "/gpunode-"]
                 .iter()
-                .any(|mark| line.contains(mark))
-                && !ours.iter().any(|name| line.contains(name))
+                .any(|mark| line.contains(mark));
+            (of_program || of_cluster) && !ours.iter().any(|name| line.contains(name))
         };
         let gone = self.0.difference(&after.0).map(|line| format!("- {line}\n"));
         let new = after.0.difference(&self.0).map(|line| format!("+ {line}\n"));
@@ -105,7 +110,7 @@ fn cgroups(folder: &Path, depth: u8, lines: &mut BTreeSet<String>) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let path = entry.path();
         if depth > 0 && path.is_dir() && !path.is_symlink() {
-            lines.insert(format!("control group {}", path.display()));
+            lines.insert(format!("{CONTROL_GROUP} {}", path.display()));
             cgroups(&path, depth - 1, lines);
         }
     }
