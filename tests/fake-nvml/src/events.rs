@@ -148,7 +148,7 @@ impl EventSet {
             .iter_mut()
             .filter(|(_, wanted)| wanted.types & u64::from(nvmlEventTypeXidCriticalError) != 0)
             .filter_map(|(place, wanted)| {
-                let gpu = node.gpus().get(*place)?;
+                let gpu = node.gpu(*place)?;
                 let xids = &state.gpus.get(&gpu.index)?.xids;
                 let event = xids.iter().find(|event| event.id > wanted.seen)?;
                 Some((*place, wanted, event))
@@ -170,7 +170,7 @@ fn failure(
 ) -> Option<ReturnCode> {
     registrations
         .keys()
-        .filter_map(|place| node.gpus().get(*place))
+        .filter_map(|place| node.gpu(*place))
         .find_map(|gpu| state.gpus.get(&gpu.index)?.failure(function))
 }
 

@@ -63,12 +63,24 @@ fn hexadecimal(text: &str) -> Option<u32> {
 
 /// The place of the GPU that `found` accepts.
 pub(crate) fn find(node: &Node, found: impl Fn(&Gpu) -> bool) -> Answer<usize> {
-    node.gpus().iter().position(found).ok_or(ReturnCode::NotFound)
+    let mut listed = node.listed();
+    listed
+        .find(|(_, gpu)| found(gpu))
+        .map(|(place, _)| place)
+        .ok_or(ReturnCode::NotFound)
+}
+
+/// Fails if any GPU is lost. A search for a UUID or a serial number looks at one GPU after the other, and `nvml.h` lets it
+/// answer `GPU_IS_LOST` "if any GPU has fallen off the bus"; here also when the one that it looks for comes first.
+pub(crate) fn search(node: &Node) -> Answer {
+    let state = node.state()?;
+    let lost = node.listed().find_map(|(_, gpu)| state.gpu(gpu.index).lost_answer());
+    lost.map_or(Ok(()), Err)
 }
 
 /// The places of a GPU and of its MIG device with a UUID.
 pub(crate) fn find_mig(node: &Node, uuid: &str) -> Option<(usize, usize)> {
-    node.gpus().iter().enumerate().find_map(|(index, gpu)| {
+    node.listed().find_map(|(index, gpu)| {
         let place = gpu.mig_devices().position(|(_, compute)| compute.uuid == uuid)?;
         Some((index, place))
     })

@@ -19,6 +19,10 @@ use crate::{inventory, library::Answer, node::Node};
 
 /// CPUs of one simulated NUMA node; node N has CPUs 16 N to 16 N + 15.
 const CPUS_PER_NUMA_NODE: usize = 16;
+/// The board with Grace CPUs.
+const GRACE_BOARD: &str = "NVIDIA GB200";
+/// The first NUMA node after those of the two CPUs.
+const FIRST_MEMORY_NODE: u32 = 2;
 /// PCI device id of the `NVSwitches` of DGX A100; no other is told apart.
 const SWITCH_DEVICE_ID: u16 = 0x1af1;
 
@@ -33,9 +37,7 @@ pub(crate) fn common_ancestor(gpu: &Gpu, peer: &Gpu) -> Answer<PcieLevel> {
 
 /// The places of the other GPUs at exactly `level`.
 pub(crate) fn nearest(node: &Node, gpu: &Gpu, level: u32) -> Vec<usize> {
-    node.gpus()
-        .iter()
-        .enumerate()
+    node.listed()
         .filter(|(_, peer)| peer.index != gpu.index)
         .filter(|(_, peer)| common_ancestor(gpu, peer).is_ok_and(|found| found as u32 == level))
         .map(|(place, _)| place)
@@ -98,7 +100,7 @@ pub(crate) fn remote_pci_info(node: &Node, link: &NvLink) -> Answer<nvmlPciInfo_
         NvLinkEnd::Switch { pci_bus_id } => inventory::pci_info(pci_bus_id, SWITCH_DEVICE_ID),
         NvLinkEnd::Gpu { index } => {
             let place = inventory::find(node, |gpu| gpu.index == *index)?;
-            inventory::gpu_pci_info(node.gpus().get(place).ok_or(ReturnCode::Unknown)?)
+            inventory::gpu_pci_info(node.gpu(place).ok_or(ReturnCode::Unknown)?)
         }
     }
 }
@@ -121,6 +123,15 @@ pub(crate) fn cpu_affinity(gpu: &Gpu, words: u32) -> Answer<Vec<libc::c_ulong>> 
 pub(crate) fn memory_affinity(gpu: &Gpu, words: u32) -> Answer<Vec<libc::c_ulong>> {
     let node = numa_node(gpu)?;
     bit_set(node..node + 1, words)
+}
+
+/// The NUMA node that the GPU's own memory is, without CPUs: on Grace alone, where these follow the nodes of the CPUs.
+pub(crate) fn memory_node(gpu: &Gpu) -> Answer<u32> {
+    if gpu.board.name == GRACE_BOARD {
+        Ok(FIRST_MEMORY_NODE + gpu.index)
+    } else {
+        Err(ReturnCode::NotSupported)
+    }
 }
 
 fn numa_node(gpu: &Gpu) -> Answer<usize> {

@@ -3,7 +3,8 @@
 use gpunode_scenario::{ComputeInstance, ComputeProfile, Engines, Gpu, GpuInstance, MigProfile, ReturnCode};
 use nvml_wrapper_sys::bindings::{
     NVML_COMPUTE_INSTANCE_PROFILE_COUNT, NVML_DEVICE_MIG_DISABLE, NVML_DEVICE_MIG_ENABLE,
-    NVML_GPU_INSTANCE_PROFILE_COUNT, nvmlDeviceAttributes_t,
+    NVML_GPU_INSTANCE_PROFILE_6_SLICE, NVML_GPU_INSTANCE_PROFILE_8_SLICE, NVML_GPU_INSTANCE_PROFILE_COUNT,
+    nvmlDeviceAttributes_t,
 };
 
 use crate::{library::Answer, node::MigCall};
@@ -71,9 +72,15 @@ pub(crate) fn attributes(mig: &MigCall) -> Answer<nvmlDeviceAttributes_t> {
     })
 }
 
-/// The profile that a board has for `NVML_GPU_INSTANCE_PROFILE_*`.
+/// The profile that a board has for `NVML_GPU_INSTANCE_PROFILE_*`. Kinds that no board here has answer `INVALID_ARGUMENT` in
+/// the midst of the others: `nvml.h` says that this code ends the list, and NVIDIA's go-nvlib (`VisitMigProfiles`) goes on
+/// past it.
 pub(crate) fn profile(gpu: &Gpu, kind: u32) -> Answer<MigProfile> {
-    if kind >= NVML_GPU_INSTANCE_PROFILE_COUNT {
+    let is_gap = matches!(
+        kind,
+        NVML_GPU_INSTANCE_PROFILE_6_SLICE | NVML_GPU_INSTANCE_PROFILE_8_SLICE
+    );
+    if is_gap || kind >= NVML_GPU_INSTANCE_PROFILE_COUNT {
         return Err(ReturnCode::InvalidArgument);
     }
     find_profile(gpu, |profile| profile.kind == kind)

@@ -23,6 +23,8 @@ const RECHECK: Duration = Duration::from_millis(20);
 pub(crate) struct Node {
     dir: PathBuf,
     gpus: Vec<Gpu>,
+    /// Places of the GPUs that the first `nvmlInit` found, by NVML index.
+    listed: Vec<usize>,
     driver_version: String,
     cuda_driver_version: i32,
     state: Mutex<CachedState>,
@@ -48,8 +50,12 @@ impl Node {
         })?;
         let refuse = |error: ScenarioError| refuse(SCENARIO_FILE, &error);
         let gpus = scenario.gpus().map_err(refuse)?;
+        // Without a readable state every call fails, whatever is listed.
+        let state = State::load(dir).unwrap_or_default();
+        let listed = (0..).zip(&gpus).filter(|(_, gpu)| !state.gpu(gpu.index).unlisted);
         Ok(Node {
             dir: dir.to_owned(),
+            listed: listed.map(|(place, _)| place).collect(),
             gpus,
             cuda_driver_version: scenario.cuda_driver_version().map_err(refuse)?,
             driver_version: scenario.driver_version,
@@ -63,9 +69,21 @@ impl Node {
         &self.dir
     }
 
-    /// Every GPU, lost ones too.
-    pub(crate) fn gpus(&self) -> &[Gpu] {
-        &self.gpus
+    /// The GPU at a place in the scenario.
+    pub(crate) fn gpu(&self, place: usize) -> Option<&Gpu> {
+        self.gpus.get(place)
+    }
+
+    /// The GPUs that the first `nvmlInit` found, by NVML index, each with its place in the scenario.
+    pub(crate) fn listed(&self) -> impl Iterator<Item = (usize, &Gpu)> {
+        self.listed
+            .iter()
+            .filter_map(|place| Some((*place, self.gpus.get(*place)?)))
+    }
+
+    /// The NVML index of the GPU at a place in the scenario.
+    pub(crate) fn nvml_index(&self, place: usize) -> Option<usize> {
+        self.listed.iter().position(|listed| *listed == place)
     }
 
     /// Version of the driver.
@@ -140,16 +158,14 @@ pub(crate) struct GpuCall {
 impl GpuCall {
     /// Begins a call of `function`, once the GPU hangs no more; an error when it is lost or the function made to fail.
     pub(crate) fn begin(node: Arc<Node>, index: usize, function: &str) -> Answer<Self> {
+        node.nvml_index(index).ok_or(ReturnCode::InvalidArgument)?;
         let gpu = node.gpus.get(index).ok_or(ReturnCode::InvalidArgument)?;
         let mut state = node.state()?.gpu(gpu.index);
         while state.hangs {
             thread::sleep(RECHECK);
             state = node.state()?.gpu(gpu.index);
         }
-        if state.lost {
-            return Err(ReturnCode::GpuIsLost);
-        }
-        match state.failure(function) {
+        match state.lost_answer().or_else(|| state.failure(function)) {
             Some(code) => Err(code),
             None => Ok(GpuCall { node, index, state }),
         }
@@ -160,7 +176,7 @@ impl GpuCall {
         &self.node
     }
 
-    /// Its place among the GPUs of the node.
+    /// Its place among the GPUs of the scenario.
     pub(crate) fn index(&self) -> usize {
         self.index
     }

@@ -22,8 +22,13 @@ pub struct State {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct GpuState {
-    /// It has fallen off the bus: every call on its handle answers `GPU_IS_LOST`.
+    /// It has fallen off the bus: every call on its handle answers `lost_code`, and so does each look-up by UUID, of any GPU.
     pub lost: bool,
+    /// Answer of a lost GPU; `GPU_IS_LOST` when left out. Drivers answer `UNKNOWN` too.
+    pub lost_code: Option<ReturnCode>,
+    /// The first `nvmlInit` of a process does not find it: it is not counted, and the indices behind it shift. A process that
+    /// initialised before keeps it.
+    pub unlisted: bool,
     /// It hangs: every call on its handle waits until this is over.
     pub hangs: bool,
     /// Calls that fail, by function name. A name without version (`nvmlDeviceGetMemoryInfo`)
@@ -32,6 +37,8 @@ pub struct GpuState {
     /// Calls that fail on one MIG device alone, by its NVML index and by function name; looking it
     /// up by that index is one of them.
     pub failing_mig: BTreeMap<u32, BTreeMap<String, ReturnCode>>,
+    /// Codes that every call about one `NVLink` answers, by its number: the numbers of a board may have gaps.
+    pub failing_links: BTreeMap<u32, ReturnCode>,
     /// The last XIDs, oldest first.
     pub xids: Vec<Event>,
     /// Processes on the GPU.
@@ -160,6 +167,11 @@ impl State {
 }
 
 impl GpuState {
+    /// The code that every call on the GPU answers, if it is lost.
+    pub fn lost_answer(&self) -> Option<ReturnCode> {
+        self.lost.then(|| self.lost_code.unwrap_or(ReturnCode::GpuIsLost))
+    }
+
     /// The code that `function` answers, if it is made to fail.
     pub fn failure(&self, function: &str) -> Option<ReturnCode> {
         failure(&self.failing, function)

@@ -28,9 +28,11 @@ fn gpu_of(device: &Device) -> &GpuCall {
 /// The index of a MIG device is that within its GPU.
 fn index(device: &Device) -> Answer<c_uint> {
     match device {
-        Device::Gpu(gpu) => Ok(gpu.hardware()?.index),
-        Device::Mig(mig) => c_uint::try_from(mig.place()).map_err(|_| ReturnCode::Unknown),
+        Device::Gpu(gpu) => gpu.node().nvml_index(gpu.index()),
+        Device::Mig(mig) => Some(mig.place()),
     }
+    .and_then(|index| c_uint::try_from(index).ok())
+    .ok_or(ReturnCode::Unknown)
 }
 
 #[unsafe(no_mangle)]

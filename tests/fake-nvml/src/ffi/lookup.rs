@@ -1,6 +1,7 @@
 //! Number of GPUs, and their handles.
 //!
-//! A lost GPU is counted and has no handle: its index, UUID and address answer `GPU_IS_LOST`.
+//! A lost GPU is counted and has no handle: its index and address answer `GPU_IS_LOST`, and UUIDs and serial numbers answer
+//! so for every GPU.
 
 use std::ffi::c_uint;
 
@@ -18,13 +19,15 @@ use crate::{
 };
 
 fn count(count: &Out<c_uint>) -> Answer {
-    let gpus = library::node()?.gpus().len();
+    let gpus = library::node()?.listed().count();
     count.set(c_uint::try_from(gpus).map_err(|_| ReturnCode::Unknown)?)
 }
 
 fn by_index(function: &str, index: c_uint, device: &Out<DeviceHandle>) -> Answer {
     device.require()?;
-    let place = usize::try_from(index).map_err(|_| ReturnCode::InvalidArgument)?;
+    let index = usize::try_from(index).map_err(|_| ReturnCode::InvalidArgument)?;
+    let node = library::node()?;
+    let (place, _) = node.listed().nth(index).ok_or(ReturnCode::InvalidArgument)?;
     device.set(library::gpu_at(function, place)?.handle())
 }
 
@@ -69,6 +72,7 @@ extern "C" fn nvmlDeviceGetHandleByUUID(uuid: InText, device: Out<DeviceHandle>)
     answer(|| {
         device.require()?;
         let uuid = uuid.get()?;
+        inventory::search(&*library::node()?)?;
         if let Some((gpu, place)) = inventory::find_mig(&*library::node()?, &uuid) {
             let handle = DeviceHandle::of_mig(gpu, place);
             return library::device("nvmlDeviceGetHandleByUUID", handle).and_then(|_| device.set(handle));
@@ -83,6 +87,7 @@ extern "C" fn nvmlDeviceGetHandleBySerial(serial: InText, device: Out<DeviceHand
     answer(|| {
         device.require()?;
         let serial = serial.get()?;
+        inventory::search(&*library::node()?)?;
         let place = inventory::find(&*library::node()?, |gpu| gpu.serial == serial)?;
         device.set(library::gpu_at("nvmlDeviceGetHandleBySerial", place)?.handle())
     })

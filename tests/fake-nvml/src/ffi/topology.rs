@@ -83,9 +83,17 @@ extern "C" fn nvmlDeviceGetP2PStatus(
     })
 }
 
+/// A call of `function` on an `NVLink` of a GPU.
+fn on_link(function: &str, device: DeviceHandle, link: c_uint, body: impl FnOnce(&GpuCall) -> Answer) -> nvmlReturn_t {
+    on_gpu(function, device, |gpu| match gpu.state().failing_links.get(&link) {
+        Some(code) => Err(*code),
+        None => body(gpu),
+    })
+}
+
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetNvLinkState(device: DeviceHandle, link: c_uint, active: Out<c_uint>) -> nvmlReturn_t {
-    on_gpu("nvmlDeviceGetNvLinkState", device, |gpu| {
+    on_link("nvmlDeviceGetNvLinkState", device, link, |gpu| {
         let is_up = links::port(gpu.hardware()?, link)?.is_some() && !gpu.state().links_down.contains(&link);
         active.set(u32::from(is_up))
     })
@@ -93,7 +101,7 @@ extern "C" fn nvmlDeviceGetNvLinkState(device: DeviceHandle, link: c_uint, activ
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetNvLinkVersion(device: DeviceHandle, link: c_uint, version: Out<c_uint>) -> nvmlReturn_t {
-    on_gpu("nvmlDeviceGetNvLinkVersion", device, |gpu| {
+    on_link("nvmlDeviceGetNvLinkVersion", device, link, |gpu| {
         version.set(links::active(gpu.hardware()?, link)?.version)
     })
 }
@@ -105,7 +113,7 @@ extern "C" fn nvmlDeviceGetNvLinkCapability(
     capability: c_uint,
     result: Out<c_uint>,
 ) -> nvmlReturn_t {
-    on_gpu("nvmlDeviceGetNvLinkCapability", device, |gpu| {
+    on_link("nvmlDeviceGetNvLinkCapability", device, link, |gpu| {
         result.set(links::capability(gpu.hardware()?, link, capability)?)
     })
 }
@@ -120,7 +128,7 @@ extern "C" fn nvmlDeviceGetNvLinkRemotePciInfo(
     link: c_uint,
     pci: Out<PciInfoV2>,
 ) -> nvmlReturn_t {
-    on_gpu("nvmlDeviceGetNvLinkRemotePciInfo", device, |gpu| {
+    on_link("nvmlDeviceGetNvLinkRemotePciInfo", device, link, |gpu| {
         pci.set(remote_pci_info(gpu, link)?.into())
     })
 }
@@ -131,7 +139,7 @@ extern "C" fn nvmlDeviceGetNvLinkRemotePciInfo_v2(
     link: c_uint,
     pci: Out<nvmlPciInfo_t>,
 ) -> nvmlReturn_t {
-    on_gpu("nvmlDeviceGetNvLinkRemotePciInfo_v2", device, |gpu| {
+    on_link("nvmlDeviceGetNvLinkRemotePciInfo_v2", device, link, |gpu| {
         pci.set(remote_pci_info(gpu, link)?)
     })
 }
@@ -142,8 +150,15 @@ extern "C" fn nvmlDeviceGetNvLinkRemoteDeviceType(
     link: c_uint,
     remote: Out<c_uint>,
 ) -> nvmlReturn_t {
-    on_gpu("nvmlDeviceGetNvLinkRemoteDeviceType", device, |gpu| {
+    on_link("nvmlDeviceGetNvLinkRemoteDeviceType", device, link, |gpu| {
         remote.set(links::remote_device_type(links::active(gpu.hardware()?, link)?))
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn nvmlDeviceGetNumaNodeId(device: DeviceHandle, node: Out<c_uint>) -> nvmlReturn_t {
+    on_gpu("nvmlDeviceGetNumaNodeId", device, |gpu| {
+        node.set(links::memory_node(gpu.hardware()?)?)
     })
 }
 

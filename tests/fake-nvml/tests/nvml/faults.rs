@@ -5,7 +5,7 @@ use std::fs;
 use gpunode_scenario::{GpuProcess, ProcessKind, ReturnCode, STATE_FILE, Topology};
 use nvml_wrapper::{enum_wrappers::device::P2pCapabilitiesIndex, enums::device::UsedGpuMemory, error::NvmlError};
 
-use crate::node::TestNode;
+use crate::node::{TestNode, load};
 
 fn t4() -> TestNode {
     TestNode::new("Tesla T4", 2, Topology::Pcie)
@@ -50,9 +50,49 @@ fn a_lost_gpu_answers_nothing_and_comes_back() {
     ));
     assert_eq!(node.nvml().device_count().unwrap(), 2);
     assert!(other.name().is_ok());
+    // A look-up by UUID answers so for every GPU, those by address and index for their own.
+    let uuid_of_other = other.uuid().unwrap();
+    let by_uuid = || node.nvml().device_by_uuid(uuid_of_other.as_str());
+    assert!(matches!(by_uuid(), Err(NvmlError::GpuLost)));
+    let address = other.pci_info().unwrap().bus_id;
+    assert!(node.nvml().device_by_pci_bus_id(address.as_str()).is_ok());
+    assert!(node.nvml().device_by_index(1).is_ok());
+    node.state()
+        .update_gpu(0, |gpu| gpu.lost_code = Some(ReturnCode::Unknown))
+        .unwrap();
+    assert!(matches!(lost.name(), Err(NvmlError::Unknown)));
+    assert!(matches!(by_uuid(), Err(NvmlError::Unknown)));
 
     node.state().restore(0).unwrap();
     assert_eq!(lost.uuid().unwrap(), uuid);
+}
+
+#[test]
+fn the_first_session_of_a_process_says_which_gpus_there_are() {
+    let node = TestNode::dgx1();
+    let uuids: Vec<_> = (0..8).map(|index| node.device(index).uuid().unwrap()).collect();
+    let bus_id = node.device(2).pci_info().unwrap().bus_id;
+    node.state()
+        .update_gpu(2, |gpu| (gpu.lost, gpu.unlisted) = (true, true))
+        .unwrap();
+    let same = load(node.dir()).unwrap();
+    assert_eq!(same.device_count().unwrap(), 8);
+    assert!(matches!(same.device_by_index(2), Err(NvmlError::GpuLost)));
+    drop(same);
+
+    let dir = node.close();
+    let next = load(dir.path()).unwrap();
+    assert_eq!(next.device_count().unwrap(), 7);
+    let third = next.device_by_index(2).unwrap();
+    assert_eq!((third.uuid().unwrap(), third.index().unwrap()), (uuids[3].clone(), 2));
+    assert_eq!(third.minor_number().unwrap(), 3);
+    assert!(matches!(next.device_by_index(7), Err(NvmlError::InvalidArg)));
+    let by_address = next.device_by_pci_bus_id(bus_id.as_str());
+    assert!(matches!(by_address, Err(NvmlError::NotFound)));
+    assert!(
+        next.device_by_uuid(uuids[7].as_str()).is_ok(),
+        "a GPU that is not listed is not looked at"
+    );
 }
 
 #[test]

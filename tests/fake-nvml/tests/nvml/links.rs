@@ -75,6 +75,18 @@ fn cpus_and_memory_are_those_of_the_socket() {
     assert_eq!(node.device(4).cpu_affinity(2).unwrap(), [0xffff_0000, 0]);
 }
 
+/// NVML has this one for platforms whose GPUs are NUMA nodes themselves.
+#[test]
+fn memory_of_a_gpu_is_a_node_of_its_own_on_grace_alone() {
+    let dgx1 = TestNode::dgx1();
+    assert!(matches!(dgx1.device(0).numa_node_id(), Err(NvmlError::NotSupported)));
+    let grace = TestNode::new("NVIDIA GB200", 4, Topology::NvSwitch);
+    let nodes: Vec<_> = (0..4)
+        .map(|index| grace.device(index).numa_node_id().unwrap())
+        .collect();
+    assert_eq!(nodes, [2, 3, 4, 5]);
+}
+
 #[test]
 fn p2p_follows_the_links() {
     use P2pCapabilitiesIndex::{NvLink, Read};
@@ -140,6 +152,21 @@ fn ports_without_a_partner_are_inactive() {
         node.device(0).link_wrapper_for(6).is_active(),
         Err(NvmlError::InvalidArg)
     ));
+}
+
+#[test]
+fn numbers_of_links_may_have_gaps() {
+    let node = TestNode::dgx1();
+    let gaps = [(1_u32, ReturnCode::NotSupported), (2, ReturnCode::InvalidArgument)];
+    node.state()
+        .update_gpu(0, |gpu| gpu.failing_links = gaps.into())
+        .unwrap();
+    let device = node.device(0);
+    let is_active = |link| device.link_wrapper_for(link).is_active();
+    assert!(is_active(0).unwrap() && is_active(3).unwrap());
+    assert!(matches!(is_active(1), Err(NvmlError::NotSupported)));
+    assert!(matches!(is_active(2), Err(NvmlError::InvalidArg)));
+    assert!(node.device(1).link_wrapper_for(1).is_active().unwrap());
 }
 
 #[test]

@@ -133,6 +133,10 @@ fn instances_are_found_by_profile_and_by_id() {
     );
     assert!(matches!(gpu.profile_info(8), Err(NvmlError::NotSupported)));
     assert!(matches!(gpu.profile_info(17), Err(NvmlError::InvalidArg)));
+    assert!(
+        matches!(gpu.profile_info(5), Err(NvmlError::InvalidArg)) && gpu.profile_info(7).is_ok(),
+        "kinds have gaps"
+    );
 }
 
 #[test]

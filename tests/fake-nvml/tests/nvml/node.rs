@@ -48,6 +48,11 @@ impl TestNode {
         StateFile::open(self.dir.path()).unwrap()
     }
 
+    /// Ends the session, and returns the folder.
+    pub(crate) fn close(self) -> TempDir {
+        self.dir
+    }
+
     pub(crate) fn dir(&self) -> &Path {
         self.dir.path()
     }
