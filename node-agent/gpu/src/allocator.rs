@@ -227,18 +227,20 @@ impl Allocator {
             .any(|id| self.state.held.is_held(&(resource.to_owned(), id.clone())))
     }
 
-    /// Allocates the shares `ids` to a container, which holds them from now on. A refusal changes nothing. `unseen` is the
-    /// reason why there is no new observation of doubtful shares.
+    /// Allocates the shares `ids` to a container, which holds them from now on. A refusal changes nothing. `requested` is the
+    /// time of the request, from before the wait for an observation, and `unseen` the reason why there is no new observation
+    /// of doubtful shares.
     pub fn allocate(
         &mut self,
         resource: &str,
         ids: &[String],
+        requested: Instant,
         now: Instant,
         unseen: Option<&str>,
     ) -> Result<AllocatedDevices, AllocationRefusal> {
         // A set: an id that comes twice is one share.
         let ids: BTreeSet<&str> = ids.iter().map(String::as_str).collect();
-        let devices = allocation::check(&self.state, resource, &ids, now, unseen)?;
+        let devices = allocation::check(&self.state, resource, &ids, requested, unseen)?;
         self.state.held.grant(resource, ids.into_iter(), now);
         Ok(devices)
     }

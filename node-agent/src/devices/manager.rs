@@ -218,6 +218,7 @@ impl DeviceManager {
         resource: &str,
         ids: &[String],
     ) -> Result<ContainerAllocateResponse, AllocationRefusal> {
+        let requested = Instant::now();
         self.served.request(resource, ids);
         let deadline = tokio::time::Instant::now() + REFUSAL_TIMEOUT;
         let is_doubtful = self.state.lock().allocator.is_doubtful(resource, ids);
@@ -226,11 +227,11 @@ impl DeviceManager {
         } else {
             None
         };
-        let mut result = self.try_allocate(resource, ids, stale.as_deref());
+        let mut result = self.try_allocate(resource, ids, requested, stale.as_deref());
         if matches!(result, Err(AllocationRefusal::Split { .. })) && !is_doubtful {
             // Shares freed since the last observation may make the request fit.
             stale = self.holders.observe_afresh().await.err().map(|error| error.to_string());
-            result = self.try_allocate(resource, ids, stale.as_deref());
+            result = self.try_allocate(resource, ids, requested, stale.as_deref());
         }
         if matches!(result, Err(AllocationRefusal::Split { .. })) {
             self.withhold(resource, deadline).await;
@@ -247,12 +248,13 @@ impl DeviceManager {
         &self,
         resource: &str,
         ids: &[String],
+        requested: Instant,
         stale: Option<&str>,
     ) -> Result<AllocatedDevices, AllocationRefusal> {
         self.state
             .lock()
             .allocator
-            .allocate(resource, ids, Instant::now(), stale)
+            .allocate(resource, ids, requested, Instant::now(), stale)
     }
 
     fn response(&self, granted: &AllocatedDevices) -> ContainerAllocateResponse {

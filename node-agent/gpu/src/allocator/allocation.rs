@@ -25,12 +25,13 @@ pub struct AllocatedDevices {
     pub sharing: DeviceSharing,
 }
 
-/// Checks a request for the shares `ids`. Returns the devices that the container gets, or the reason to refuse it.
+/// Checks a request of that time for the shares `ids`. Returns the devices that the container gets, or the reason to refuse
+/// it.
 pub fn check(
     state: &AllocatorState,
     resource: &str,
     ids: &BTreeSet<&str>,
-    now: Instant,
+    requested: Instant,
     unseen: Option<&str>,
 ) -> Result<AllocatedDevices, AllocationRefusal> {
     let name = || resource.to_owned();
@@ -106,7 +107,7 @@ pub fn check(
             reason: "a container has it from another plugin".to_owned(),
         });
     }
-    check_holders(state, resource, ids, now, unseen)?;
+    check_holders(state, resource, ids, requested, unseen)?;
     if given.len() > 1 && given.iter().any(|(of, _)| of.sharing.one_device_per_container()) {
         return Err(split(resource, ids.len(), &advertised));
     }
@@ -120,15 +121,16 @@ pub fn check(
 }
 
 /// Refuses shares that a container holds. Shares that were allocated and not observed since may come again: the kubelet
-/// hands the devices of an init container on to the others of its pod, and those of a pod that it rejected to the next.
+/// hands the devices of an init container on to the others of its pod, and those of a pod that it rejected to the next. Ages
+/// are those at the request: the wait for an observation says nothing about the kubelet's intention.
 fn check_holders(
     state: &AllocatorState,
     resource: &str,
     ids: &BTreeSet<&str>,
-    now: Instant,
+    requested: Instant,
     unseen: Option<&str>,
 ) -> Result<(), AllocationRefusal> {
-    let since = |then: Instant| now.saturating_duration_since(then);
+    let since = |then: Instant| requested.saturating_duration_since(then);
     for id in ids {
         let share = (resource.to_owned(), (*id).to_owned());
         if let Some(pod) = state.held.holder(&share) {

@@ -103,7 +103,8 @@ impl AllocatorTest {
     }
 
     fn allocate(&mut self, resource: &str, ids: &[&str]) -> Result<AllocatedDevices, AllocationRefusal> {
-        self.allocator.allocate(resource, &strings(ids), self.now, None)
+        self.allocator
+            .allocate(resource, &strings(ids), self.now, self.now, None)
     }
 
     /// Healthy and all shares of a resource.

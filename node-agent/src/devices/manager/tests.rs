@@ -197,6 +197,18 @@ async fn the_refusal_of_a_held_share_says_why_the_kubelet_was_not_asked_anew() {
     watching.abort();
 }
 
+/// The clock of allocations is the machine's, so this test takes as long as the wait.
+#[tokio::test]
+async fn a_wait_for_the_kubelet_takes_no_device_from_the_pod_of_an_init_container() {
+    let manager = open("").await;
+    let ids = ["GPU-0".to_owned()];
+    manager.allocate("nvidia.com/gpu", &ids).await.unwrap();
+    let start = Instant::now();
+    // Nobody asks the kubelet, so no observation comes.
+    manager.allocate("nvidia.com/gpu", &ids).await.unwrap();
+    assert!(start.elapsed() > Duration::from_secs(1), "{:?}", start.elapsed());
+}
+
 #[tokio::test(start_paused = true)]
 async fn holders_that_are_not_known_are_told_and_asked_for_again() {
     let manager = manager();

@@ -77,11 +77,13 @@ fn a_share_that_was_given_out_comes_again_within_one_admission_or_on_proof() {
     let start = test.now;
     test.allocate("nvidia.com/gpu", &["GPU-0"]).unwrap();
     let after = |millis, unseen| {
-        let now = start + Duration::from_millis(millis);
+        let requested = start + Duration::from_millis(millis);
+        // The kubelet does not answer while the request waits.
+        let now = requested + Duration::from_secs(3);
         // Each try on a copy: one that succeeds is another allocation.
         test.allocator
             .clone()
-            .allocate("nvidia.com/gpu", &strings(&["GPU-0"]), now, unseen)
+            .allocate("nvidia.com/gpu", &strings(&["GPU-0"]), requested, now, unseen)
     };
     after(900, Some("no socket")).expect("an init container hands it on");
     let refused = after(1100, Some("no socket")).unwrap_err().to_string();
@@ -99,7 +101,7 @@ fn the_refusal_of_a_held_share_says_how_old_that_is_and_why_it_is_not_newer() {
     let later = test.now + Duration::from_secs(7);
     let refused = test
         .allocator
-        .allocate("nvidia.com/gpu", &strings(&["GPU-0"]), later, Some("no socket"))
+        .allocate("nvidia.com/gpu", &strings(&["GPU-0"]), later, later, Some("no socket"))
         .unwrap_err();
     assert_eq!(
         refused.to_string(),

@@ -161,7 +161,7 @@ impl World {
             return;
         }
         let (resource, ids, init) = self.picks.remove(0);
-        match self.allocator.allocate(&resource, &ids, self.now, None) {
+        match self.allocator.allocate(&resource, &ids, self.now, self.now, None) {
             Ok(granted) => {
                 let given = |(device, count): (Device, u32)| {
                     let assignment = self
