@@ -3,7 +3,7 @@
 use crate::{
     admin::metrics::AgentMetrics,
     driver::nvml::{
-        self,
+        self, GpuAddress,
         events::{DriverEvent, EventHandler},
     },
 };
@@ -50,7 +50,7 @@ pub struct DriverEvents {
 }
 
 struct EventThread {
-    gpus: watch::Sender<Vec<String>>,
+    gpus: watch::Sender<Vec<GpuAddress>>,
     stop: Arc<AtomicBool>,
     thread: JoinHandle<EventThreadResult>,
 }
@@ -76,7 +76,7 @@ impl DriverEvents {
     }
 
     /// Follows these GPUs through the library at `path`. A second call with the same GPUs changes nothing.
-    pub async fn follow(&mut self, path: &Path, gpus: &[String]) {
+    pub async fn follow(&mut self, path: &Path, gpus: &[GpuAddress]) {
         if self
             .running
             .as_ref()
@@ -98,7 +98,7 @@ impl DriverEvents {
         }
     }
 
-    fn start(&mut self, path: &Path, gpus: &[String]) -> EventThread {
+    fn start(&mut self, path: &Path, gpus: &[GpuAddress]) -> EventThread {
         let (gpus, mut followed) = watch::channel(gpus.to_owned());
         followed.mark_changed();
         let stop = Arc::new(AtomicBool::new(false));
@@ -142,7 +142,7 @@ impl DriverEvents {
 
 /// Forwards events from the thread to the queue.
 struct EventForwarder {
-    followed: watch::Receiver<Vec<String>>,
+    followed: watch::Receiver<Vec<GpuAddress>>,
     stop: Arc<AtomicBool>,
     sender: mpsc::Sender<DriverEvent>,
     silent: BTreeSet<String>,
@@ -158,7 +158,7 @@ impl EventForwarder {
 }
 
 impl EventHandler for EventForwarder {
-    fn gpus(&mut self) -> ControlFlow<(), Option<Vec<String>>> {
+    fn gpus(&mut self) -> ControlFlow<(), Option<Vec<GpuAddress>>> {
         match self.followed.has_changed() {
             Ok(_) if self.is_stopped() => ControlFlow::Break(()),
             Ok(changed) => ControlFlow::Continue(changed.then(|| self.followed.borrow_and_update().clone())),

@@ -7,6 +7,7 @@ use crate::{
         driver_events::DriverEvents,
         hardware::{DriverState, Hardware},
         hardware_probe::{DriverRoots, HardwareTraces},
+        nvml::GpuAddress,
         pci::nvidia_functions,
     },
 };
@@ -125,7 +126,7 @@ async fn follow(
     let hardware = hardware_sender.borrow().clone();
     let inventory = hardware.as_deref().and_then(Hardware::answering);
     if let (Some((library, ..)), Some(inventory)) = (&traces.library, inventory) {
-        let gpus: Vec<String> = inventory.gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
+        let gpus: Vec<GpuAddress> = inventory.gpus.iter().map(GpuAddress::of).collect();
         events.follow(library, &gpus).await;
     }
 }

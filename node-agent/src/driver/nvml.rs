@@ -4,6 +4,7 @@
 //! | module | what it does |
 //! |---|---|
 //! | `session` | opens sessions |
+//! | `lookup` | looks GPUs and MIG devices up |
 //! | `reading` | reads the GPUs, and how busy they are |
 //! | `mig` | reads MIG devices |
 //! | `profile` | names MIG profiles |
@@ -25,6 +26,7 @@ mod error;
 pub mod events;
 mod instances;
 mod links;
+mod lookup;
 mod mig;
 mod modes;
 pub mod probe;
@@ -38,5 +40,7 @@ pub mod tests;
 pub use compute_mode::ComputeMode;
 pub use error::DriverError;
 pub use instances::instances;
+pub use lookup::GpuAddress;
 pub use modes::{compute_mode, set_compute_mode};
 pub use reading::{DriverReading, read, utilisation};
+pub use session::is_open;

@@ -2,24 +2,39 @@
 //! configuration space of each.
 
 use gpunode_gpu::GpuMode;
-use std::{fs, path::Path};
+use std::{fs, os::unix::fs::DirEntryExt as _, path::Path};
 
 const DEVICES: &str = "sys/bus/pci/devices";
+/// Functions that NVIDIA's driver is bound to.
+const BOUND: &str = "sys/bus/pci/drivers/nvidia";
+/// GPUs that NVIDIA's driver has, by address: it makes the entry at the end of its probe (open-gpu-kernel-modules,
+/// `nv_pci_probe`).
+const ATTACHED: &str = "proc/driver/nvidia/gpus";
 const NVIDIA: &str = "0x10de";
 /// Base class "display controller", which graphics (0x0300) and 3D controllers (0x0302) share.
 const DISPLAY_CLASS: &str = "0x03";
 
 /// Returns the addresses of all PCI functions, sorted, without reading their classes.
 pub fn functions(host_root: &Path) -> Vec<String> {
-    let entries = fs::read_dir(host_root.join(DEVICES))
-        .into_iter()
-        .flatten()
-        .filter_map(Result::ok);
-    let mut functions: Vec<String> = entries
-        .filter_map(|entry| entry.file_name().into_string().ok())
+    let entries = entries(&host_root.join(DEVICES));
+    entries.into_iter().map(|(address, _)| address).collect()
+}
+
+/// Returns the entries of NVIDIA's driver, with their inodes: a function that is removed and found again has another.
+pub fn driver_entries(host_root: &Path) -> Vec<(String, u64)> {
+    [BOUND, ATTACHED]
+        .map(|folder| entries(&host_root.join(folder)))
+        .concat()
+}
+
+/// Returns the names in a folder, sorted, with their inodes.
+fn entries(folder: &Path) -> Vec<(String, u64)> {
+    let entries = fs::read_dir(folder).into_iter().flatten().filter_map(Result::ok);
+    let mut entries: Vec<_> = entries
+        .filter_map(|entry| Some((entry.file_name().into_string().ok()?, entry.ino())))
         .collect();
-    functions.sort();
-    functions
+    entries.sort();
+    entries
 }
 
 /// Returns the addresses of the NVIDIA GPUs, such as `0000:07:00.0`, sorted; none when sysfs cannot be read.
@@ -40,6 +55,8 @@ pub struct PciFunction {
     pub numa_node: Option<u32>,
     /// Graphics or compute, by the PCI class; none for another class.
     pub mode: Option<GpuMode>,
+    /// True when NVIDIA's driver has it.
+    pub is_attached: bool,
 }
 
 /// Reads the function with that address; all fields are none when it does not exist.
@@ -52,6 +69,7 @@ pub fn function(host_root: &Path, address: &str) -> PciFunction {
             Some("0x030200") => Some(GpuMode::Compute),
             _ => None,
         },
+        is_attached: host_root.join(ATTACHED).join(address).exists(),
     }
 }
 
@@ -85,30 +103,50 @@ mod tests {
             fs::write(device.join("class"), format!("{class}\n")).unwrap();
             fs::write(device.join("numa_node"), format!("{numa}\n")).unwrap();
         }
+        fs::create_dir_all(host.path().join(ATTACHED).join("0000:0b:00.0")).unwrap();
         assert_eq!(nvidia_functions(host.path()), ["0000:07:00.0", "0000:0b:00.0"]);
         let function = |address| function(host.path(), address);
         assert_eq!(
             function("0000:0b:00.0"),
             PciFunction {
                 numa_node: Some(1),
-                mode: Some(GpuMode::Compute)
+                mode: Some(GpuMode::Compute),
+                is_attached: true
             }
         );
         assert_eq!(
             function("0000:07:00.0"),
             PciFunction {
                 numa_node: None,
-                mode: Some(GpuMode::Graphics)
+                mode: Some(GpuMode::Graphics),
+                is_attached: false
             }
         );
         assert_eq!(
             function("0000:07:00.1"),
             PciFunction {
                 numa_node: Some(0),
-                mode: None
+                mode: None,
+                is_attached: false
             }
         );
         assert_eq!(function("0000:ff:00.0"), PciFunction::default());
+    }
+
+    #[test]
+    fn a_function_that_is_removed_and_found_again_is_another_entry() {
+        let host = tempfile::tempdir().unwrap();
+        let gpu = host.path().join(ATTACHED).join("0000:0b:00.0");
+        fs::create_dir_all(&gpu).unwrap();
+        let before = driver_entries(host.path());
+        assert_eq!(before.len(), 1);
+        // Made before the old one goes, so that it has another inode here too.
+        let new = host.path().join("new");
+        fs::create_dir(&new).unwrap();
+        fs::rename(&new, &gpu).unwrap();
+        assert_ne!(driver_entries(host.path()), before);
+        fs::remove_dir(&gpu).unwrap();
+        assert!(driver_entries(host.path()).is_empty());
     }
 
     #[test]

@@ -7,9 +7,11 @@ use std::collections::BTreeSet;
 
 /// Returns the target of a probe. `links_read` are the GPUs whose NVLinks this process has read.
 pub fn target(gpu: &Gpu, ticket: u64, saved: &SavedHealth, links_read: &BTreeSet<String>) -> ProbeTarget {
-    let instances: Vec<String> = gpu.mig_devices.iter().map(|mig| mig.facts.uuid.clone()).collect();
+    let instances = gpu.mig_devices.iter().map(|mig| (mig.index, mig.facts.uuid.clone()));
+    let instances: Vec<(u32, String)> = instances.collect();
     let processes = instances
         .iter()
+        .map(|(_, uuid)| uuid)
         .chain([&gpu.uuid])
         .any(|device| saved.health.has_fault(device, FaultReason::Xid));
     let links = saved
@@ -19,6 +21,7 @@ pub fn target(gpu: &Gpu, ticket: u64, saved: &SavedHealth, links_read: &BTreeSet
         .cloned();
     ProbeTarget {
         gpu: gpu.uuid.clone(),
+        pci_bus_id: gpu.pci_bus_id.clone(),
         ticket,
         instances,
         links,

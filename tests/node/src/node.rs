@@ -54,11 +54,7 @@ impl Node {
             fs::write(devices.join(control), "")?;
         }
         for gpu in node.scenario.gpus()? {
-            let function = node.host_root().join("sys/bus/pci/devices").join(&gpu.pci_bus_id);
-            fs::create_dir_all(&function)?;
-            fs::write(function.join("vendor"), "0x10de\n")?;
-            fs::write(function.join("class"), "0x030200\n")?;
-            fs::write(function.join("numa_node"), format!("{}\n", gpu.numa_node))?;
+            node.add_function(&gpu)?;
             fs::write(devices.join(format!("nvidia{}", gpu.minor)), "")?;
         }
         let minors = node.host_root().join(MIG_MINORS_FILE);
@@ -69,6 +65,40 @@ impl Node {
             fs::write(devices.join(format!("nvidia-caps/nvidia-cap{minor}")), "")?;
         }
         Ok(node)
+    }
+
+    fn add_function(&self, gpu: &Gpu) -> Result<()> {
+        let [function, attached] = self.pci_folders(gpu);
+        fs::create_dir_all(&function)?;
+        fs::write(function.join("vendor"), "0x10de\n")?;
+        fs::write(function.join("class"), "0x030200\n")?;
+        fs::write(function.join("numa_node"), format!("{}\n", gpu.numa_node))?;
+        Ok(fs::create_dir_all(attached)?)
+    }
+
+    /// The folders of a GPU in sysfs and among those that the kernel driver has.
+    fn pci_folders(&self, gpu: &Gpu) -> [PathBuf; 2] {
+        ["sys/bus/pci/devices", "proc/driver/nvidia/gpus"]
+            .map(|folder| self.host_root().join(folder).join(&gpu.pci_bus_id))
+    }
+
+    /// Takes a GPU out of the machine: sysfs and new sessions with the driver no longer have it.
+    pub fn unplug(&self, index: u32) -> Result<()> {
+        for folder in self.pci_folders(&self.gpu(index)?) {
+            fs::remove_dir_all(folder)?;
+        }
+        Ok(self.state()?.update_gpu(index, |gpu| gpu.unlisted = true)?)
+    }
+
+    /// Puts a GPU back.
+    pub fn plug(&self, index: u32) -> Result<()> {
+        self.state()?.update_gpu(index, |gpu| gpu.unlisted = false)?;
+        self.add_function(&self.gpu(index)?)
+    }
+
+    fn gpu(&self, index: u32) -> Result<Gpu> {
+        let mut gpus = self.scenario.gpus()?.into_iter();
+        gpus.find(|gpu| gpu.index == index).context("no such GPU")
     }
 
     /// Puts the driver where a containerised driver puts it.

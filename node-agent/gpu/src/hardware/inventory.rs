@@ -18,7 +18,7 @@ pub struct Inventory {
 /// One physical GPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Gpu {
-    /// NVML index, as `nvidia-smi` shows it.
+    /// NVML index, as `nvidia-smi` shows it. While a lost GPU is no longer listed, each GPU keeps the index from before.
     pub index: u32,
     /// UUID, such as `GPU-0c1b5e0a-...`.
     pub uuid: String,

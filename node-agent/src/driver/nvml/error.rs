@@ -75,6 +75,14 @@ pub enum DriverError {
     },
 }
 
+/// C name of a call that failed, and its error.
+pub type FailedCall = (&'static str, NvmlError);
+
+/// Returns a function that adds the C name of the call to its error.
+pub fn failed_in(call: &'static str) -> impl Fn(NvmlError) -> FailedCall {
+    move |error| (call, error)
+}
+
 impl DriverError {
     /// Returns the C name of the NVML call that failed, if there was one.
     pub fn call(&self) -> Option<&'static str> {

@@ -1,6 +1,11 @@
 //! Waits for driver events. The session stays open while waiting, and the driver cannot be unloaded until it ends.
 
-use super::{error::DriverError, raw, session::open};
+use super::{
+    error::DriverError,
+    lookup::{GpuAddress, find_gpu},
+    raw,
+    session::open,
+};
 use nvml_wrapper::{EventSet, Nvml, error::NvmlError};
 use nvml_wrapper_sys::bindings::{
     nvmlEventTypeDoubleBitEccError as DOUBLE_BIT, nvmlEventTypeDramRetirementEvent as RETIREMENT,
@@ -34,8 +39,8 @@ pub struct DriverEvent {
 
 /// Receives events, and is asked between two waits.
 pub trait EventHandler {
-    /// Returns the UUIDs of the GPUs to watch when they have changed, or a break to end the session.
-    fn gpus(&mut self) -> ControlFlow<(), Option<Vec<String>>>;
+    /// Returns the GPUs to watch when they have changed, or a break to end the session.
+    fn gpus(&mut self) -> ControlFlow<(), Option<Vec<GpuAddress>>>;
     /// Takes an event.
     fn handle(&mut self, event: DriverEvent) -> ControlFlow<()>;
     /// Receives the reason why a GPU reports no events.
@@ -57,7 +62,9 @@ pub fn watch(path: &Path, watcher: &mut impl EventHandler) -> Result<(), DriverE
         };
         match following.follow(&mut gpus, watcher) {
             // A lost GPU may end every wait on its event set, and registers with no new set: retry without it.
-            Err(NvmlError::GpuLost) if following.known.len() < fewer_than => fewer_than = following.known.len(),
+            Err(NvmlError::GpuLost | NvmlError::Unknown) if following.known.len() < fewer_than => {
+                fewer_than = following.known.len();
+            }
             ended => return ended.map_err(DriverError::Events),
         }
     }
@@ -68,13 +75,13 @@ struct WatchedGpus<'a> {
     set: &'a EventSet<'a>,
     /// UUIDs of the GPUs that are registered.
     known: BTreeMap<usize, String>,
-    /// UUIDs of the GPUs that are not registered yet.
-    missing: Vec<String>,
+    /// The GPUs that are not registered yet.
+    missing: Vec<GpuAddress>,
 }
 
 impl WatchedGpus<'_> {
     /// Waits for events until the watcher breaks or a wait fails. `gpus` are the GPUs that the watcher named last.
-    fn follow(&mut self, gpus: &mut Vec<String>, watcher: &mut impl EventHandler) -> Result<(), NvmlError> {
+    fn follow(&mut self, gpus: &mut Vec<GpuAddress>, watcher: &mut impl EventHandler) -> Result<(), NvmlError> {
         let mut waits = 0;
         loop {
             match watcher.gpus() {
@@ -102,13 +109,13 @@ impl WatchedGpus<'_> {
     fn register(&mut self, watcher: &mut impl EventHandler) {
         let before = self.known.len();
         for gpu in std::mem::take(&mut self.missing) {
-            if self.known.values().any(|known| *known == gpu) {
+            if self.known.values().any(|known| *known == gpu.uuid) {
                 continue;
             }
             match self.register_one(&gpu) {
-                Ok(id) => _ = self.known.insert(id, gpu),
+                Ok(id) => _ = self.known.insert(id, gpu.uuid),
                 Err(error) => {
-                    watcher.reports_no_events(&gpu, &error);
+                    watcher.reports_no_events(&gpu.uuid, &error);
                     if !matches!(error, NvmlError::NotSupported | NvmlError::FailedToLoadSymbol(_)) {
                         self.missing.push(gpu);
                     }
@@ -120,8 +127,8 @@ impl WatchedGpus<'_> {
         }
     }
 
-    fn register_one(&self, gpu: &str) -> Result<usize, NvmlError> {
-        let device = self.nvml.device_by_uuid(gpu)?;
+    fn register_one(&self, gpu: &GpuAddress) -> Result<usize, NvmlError> {
+        let device = find_gpu(self.nvml, gpu).map_err(|(_, error)| error)?;
         match raw::supported_events(&device)? & EVENT_TYPES {
             0 => Err(NvmlError::NotSupported),
             types => raw::register_events(self.set, &device, types).map(|()| raw::handle_id(&device)),

@@ -52,11 +52,9 @@ fn active_nvlinks(device: &Device<'_>) -> NvLinks {
     let mut links = NvLinks::default();
     for number in 0..MAX_NVLINKS {
         let link = device.link_wrapper_for(number);
-        match link.is_active() {
-            Ok(true) => {}
-            Ok(false) => continue,
-            // The GPU has no NVLink, or no more of them.
-            Err(_) => break,
+        // A number without an answer is no end: the numbers of a board's NVLinks may have gaps.
+        if !link.is_active().unwrap_or_default() {
+            continue;
         }
         match raw::remote_device_type(device, number) {
             Some(RemoteDevice::Switch) => links.to_switch += 1,

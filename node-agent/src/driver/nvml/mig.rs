@@ -1,11 +1,11 @@
 //! Reads the MIG devices of a GPU.
 
-use super::{capabilities::Capabilities, error::Unanswered, profile, raw};
+use super::{capabilities::Capabilities, error::Unanswered, lookup::mig_device_at, profile, raw};
 use gpunode_gpu::{Gpu, MigDevice, MigEngines, MigInstance, MigSlices};
 use nvml_wrapper::{Device, error::NvmlError};
 
-/// Limit on the kinds of GPU instances, above that of any driver.
-const MAX_KINDS: u32 = 64;
+/// Limit on the kinds of GPU instances, above that of any driver (`NVML_GPU_INSTANCE_PROFILE_COUNT`, 18 in NVML 13).
+const MAX_KINDS: u32 = 32;
 
 /// Returns the MIG devices by index, and one sentence for each that does not answer. `memory` is that of the GPU in bytes.
 pub fn devices(
@@ -50,10 +50,8 @@ struct Parent<'a> {
 impl Parent<'_> {
     /// Returns the MIG device at an index, if there is one.
     fn device(&self, index: u32, capabilities: &Capabilities) -> Result<Option<MigInstance>, NvmlError> {
-        let device = match self.device.mig_device_by_index(index) {
-            Ok(device) => device,
-            Err(NvmlError::NotFound) => return Ok(None),
-            Err(error) => return Err(error),
+        let Some(device) = mig_device_at(self.device, index)? else {
+            return Ok(None);
         };
         let attributes = device.attributes()?;
         let slices = MigSlices {
@@ -92,15 +90,13 @@ impl Parent<'_> {
         }))
     }
 
-    /// Returns the kind of GPU instance with that profile id, if the driver has it.
+    /// Returns the kind of GPU instance with that profile id, if the driver has it. Goes on past kinds that the driver
+    /// refuses, as NVIDIA's go-nvlib does (`VisitMigProfiles`): there may be gaps.
     fn kind(&self, profile: u32) -> Result<Option<u32>, NvmlError> {
         for kind in 0..MAX_KINDS {
             match self.device.profile_info(kind) {
                 Ok(info) if info.id == profile => return Ok(Some(kind)),
-                // Another kind, or a kind that the board lacks.
-                Ok(_) | Err(NvmlError::NotSupported) => {}
-                // No more kinds.
-                Err(NvmlError::InvalidArg) => break,
+                Ok(_) | Err(NvmlError::NotSupported | NvmlError::InvalidArg) => {}
                 Err(error) => return Err(error),
             }
         }

@@ -1,6 +1,10 @@
 //! Probes GPUs for faults.
 
-use super::{error::DriverError, session::open};
+use super::{
+    error::{DriverError, FailedCall, failed_in},
+    lookup::{GpuAddress, find_gpu, find_mig_device},
+    session::open,
+};
 use gpunode_gpu::{GpuProbe, MigProbe, ProbeResult};
 use nvml_wrapper::{
     Device, Nvml,
@@ -26,10 +30,12 @@ const MAX_NVLINKS: u32 = 36;
 pub struct ProbeTarget {
     /// UUID of the GPU.
     pub gpu: String,
+    /// Its PCI address, if known.
+    pub pci_bus_id: Option<String>,
     /// `DeviceFaults::ticket` from before the probe.
     pub ticket: u64,
-    /// UUIDs of its MIG devices.
-    pub instances: Vec<String>,
+    /// Indices and UUIDs of its MIG devices.
+    pub instances: Vec<(u32, String)>,
     /// The NVLinks that were up; none to probe all.
     pub links: Option<Vec<u32>>,
     /// True when the processes on the GPU are counted.
@@ -47,9 +53,6 @@ pub struct ProbeReport {
     pub failed: Vec<(String, FailedCall)>,
 }
 
-/// C name of a call that failed, and its error.
-pub type FailedCall = (&'static str, NvmlError);
-
 /// Probes each target through the library at `path`, one after the other, until `on_report` breaks. Blocks.
 pub fn probe(
     path: &Path,
@@ -66,7 +69,8 @@ pub fn probe(
             failed: Vec::new(),
         };
         if let Err((call, error)) = fill_report(&nvml, target, &mut report) {
-            let is_lost = matches!(error, NvmlError::GpuLost);
+            // A GPU that NVML does not list was lost before the first of the open sessions.
+            let is_lost = matches!(error, NvmlError::GpuLost | NvmlError::NotFound);
             report.probe.result = if is_lost { ProbeResult::Lost } else { ProbeResult::Fails };
             report.failed.push((target.gpu.clone(), (call, error)));
         }
@@ -96,9 +100,11 @@ pub fn unanswered(target: &ProbeTarget) -> GpuProbe {
 
 /// Fills in the report, up to the first call that fails.
 fn fill_report(nvml: &Nvml, target: &ProbeTarget, report: &mut ProbeReport) -> Result<(), FailedCall> {
-    let device = nvml
-        .device_by_uuid(target.gpu.as_str())
-        .map_err(failed_in("nvmlDeviceGetHandleByUUID"))?;
+    let address = GpuAddress {
+        uuid: target.gpu.clone(),
+        pci_bus_id: target.pci_bus_id.clone(),
+    };
+    let device = find_gpu(nvml, &address)?;
     if_supported(device.memory_info()).map_err(failed_in("nvmlDeviceGetMemoryInfo_v2"))?;
     fields(&device, &mut report.probe).map_err(failed_in("nvmlDeviceGetFieldValues"))?;
     report.probe.uncorrected_ecc =
@@ -115,8 +121,8 @@ fn fill_report(nvml: &Nvml, target: &ProbeTarget, report: &mut ProbeReport) -> R
     if target.processes {
         report.probe.processes = processes(&device);
     }
-    for uuid in &target.instances {
-        let answer = probe_instance(nvml, uuid, target.processes);
+    for (index, uuid) in &target.instances {
+        let answer = probe_instance(&device, *index, uuid, target.processes);
         let (answers, processes) = (answer.is_ok(), answer.as_ref().ok().copied().flatten());
         report.probe.instances.push(MigProbe {
             uuid: uuid.clone(),
@@ -129,11 +135,9 @@ fn fill_report(nvml: &Nvml, target: &ProbeTarget, report: &mut ProbeReport) -> R
     Ok(())
 }
 
-/// Probes a MIG device and counts its processes if `count` is set.
-fn probe_instance(nvml: &Nvml, uuid: &str, count: bool) -> Result<Option<usize>, FailedCall> {
-    let device = nvml
-        .device_by_uuid(uuid)
-        .map_err(failed_in("nvmlDeviceGetHandleByUUID"))?;
+/// Probes a MIG device of a GPU and counts its processes if `count` is set.
+fn probe_instance(gpu: &Device<'_>, index: u32, uuid: &str, count: bool) -> Result<Option<usize>, FailedCall> {
+    let device = find_mig_device(gpu, index, uuid)?;
     if_supported(device.memory_info()).map_err(failed_in("nvmlDeviceGetMemoryInfo_v2"))?;
     Ok(count.then(|| processes(&device)).flatten())
 }
@@ -180,9 +184,8 @@ fn links(device: &Device<'_>, of: Option<&[u32]>) -> Result<Vec<u32>, NvmlError>
         match device.link_wrapper_for(*link).is_active() {
             Ok(true) => up.push(*link),
             Ok(false) => {}
-            // The GPU has no more NVLinks, or none at all.
-            Err(NvmlError::InvalidArg) if of.is_none() => break,
-            Err(error) if is_unsupported(&error) => break,
+            // The numbers of a board's NVLinks may have gaps.
+            Err(error) if matches!(error, NvmlError::InvalidArg) || is_unsupported(&error) => {}
             Err(error) => return Err(error),
         }
     }
@@ -195,10 +198,6 @@ fn processes(device: &Device<'_>) -> Option<usize> {
         device.running_compute_processes_count().ok()? as usize
             + device.running_graphics_processes_count().ok()? as usize,
     )
-}
-
-fn failed_in(call: &'static str) -> impl Fn(NvmlError) -> FailedCall {
-    move |error| (call, error)
 }
 
 /// Returns none when the GPU or the driver does not support the query, or denies it here.

@@ -3,14 +3,16 @@
 use super::{
     capabilities::Capabilities,
     error::{DriverError, Unanswered},
-    links, mig, raw,
+    links,
+    lookup::{GpuAddress, find_gpu},
+    mig, raw,
     session::open,
 };
 use crate::driver::pci::PciFunction;
 use gpunode_gpu::{Gpu, Inventory, MigMode};
 use nvml_wrapper::{Device, Nvml, error::NvmlError};
 use nvml_wrapper_sys::bindings::NVML_DEVICE_MIG_ENABLE;
-use std::{collections::BTreeMap, path::Path};
+use std::{collections::BTreeMap, fmt, path::Path};
 
 /// Result of reading the GPUs in one session.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -23,8 +25,8 @@ pub struct DriverReading {
     pub unreadable: Vec<String>,
 }
 
-/// Reads the GPUs through the library at `path`. `function` looks up a PCI address, and wins over NVML for facts that both
-/// have. A GPU of `before` that does not answer, or is lost, stays as it was; other GPUs without an answer are omitted.
+/// Reads the GPUs through the library at `path`. `function` looks up a PCI address. A GPU of `before` that does not answer,
+/// or is lost, stays as it was; other GPUs without an answer are omitted.
 pub fn read(
     path: &Path,
     host_root: &Path,
@@ -35,20 +37,37 @@ pub fn read(
     let capabilities = Capabilities::of_host(host_root);
     let count = nvml.device_count().map_err(DriverError::Count)?;
     let mut reading = DriverReading::default();
-    // GPUs without an identity now, each as it was before, and whether it is lost.
-    let (mut devices, mut silent) = (Vec::new(), Vec::new());
+    let mut identified = Vec::new();
     for index in 0..count {
-        let (device, gpu) = match identify(&nvml, index) {
-            Ok(identified) => identified,
-            Err(error) => {
-                reading.unreadable.push(format!("read GPU {index}: {error}"));
-                // Without a UUID only the index identifies the GPU.
-                let kept = before.iter().find(|gpu| gpu.index == index).cloned();
-                silent.extend(kept.map(|gpu| (gpu, matches!(error, NvmlError::GpuLost))));
-                continue;
-            }
+        match identify(&nvml, index) {
+            Ok((device, gpu)) => identified.push((device, gpu)),
+            Err(error) => reading.unreadable.push(format!("read GPU {index}: {error}")),
+        }
+    }
+    let mut silent = Vec::new();
+    let (mut anonymous, mut has_shifted) = (reading.unreadable.len(), false);
+    for gpu in before {
+        if identified.iter().any(|(_, other)| other.uuid == gpu.uuid) {
+            continue;
+        }
+        let Some(absence) = Absence::of(&nvml, gpu, &function) else {
+            continue;
         };
-        let uuid = gpu.uuid.clone();
+        // A GPU without an identity is one of the sentences above, a GPU that is not listed is not.
+        if absence == Absence::Unlisted || anonymous == 0 {
+            reading.unreadable.push(format!("find GPU {}: {absence}", gpu.index));
+        } else {
+            anonymous -= 1;
+        }
+        has_shifted |= absence == Absence::Unlisted;
+        silent.push((gpu.clone(), absence != Absence::Silent));
+    }
+    if has_shifted {
+        keep_indices(identified.iter_mut().map(|(_, gpu)| gpu), before);
+    }
+    let mut devices = Vec::new();
+    for (device, gpu) in identified {
+        let (uuid, index) = (gpu.uuid.clone(), gpu.index);
         let described = match describe(&device, gpu, &capabilities, &function) {
             Ok((gpu, unreadable)) => {
                 reading.unreadable.extend(unreadable);
@@ -76,10 +95,8 @@ pub fn read(
         gpu.links = links;
     }
     for (kept, is_lost) in silent {
-        if reading.inventory.gpus.iter().all(|other| other.uuid != kept.uuid) {
-            reading.lost.extend(is_lost.then(|| kept.uuid.clone()));
-            reading.inventory.gpus.push(kept);
-        }
+        reading.lost.extend(is_lost.then(|| kept.uuid.clone()));
+        reading.inventory.gpus.push(kept);
     }
     reading.inventory.gpus.sort_by_key(|gpu| gpu.index);
     reading.inventory.driver_version = nvml.sys_driver_version().ok();
@@ -98,6 +115,51 @@ pub fn utilisation(path: &Path) -> Result<BTreeMap<u32, u32>, DriverError> {
     Ok((0..count)
         .filter_map(|index| Some((index, busy(index).ok()?.gpu)))
         .collect())
+}
+
+/// Reason why no index names a GPU of the last reading.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Absence {
+    /// It does not tell its UUID.
+    Silent,
+    /// It has fallen off the bus.
+    Lost,
+    /// The driver has it, and NVML does not list it: it was lost before the first of the open sessions.
+    Unlisted,
+}
+
+impl fmt::Display for Absence {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(match self {
+            Self::Silent => "the driver does not answer for it",
+            Self::Lost => "it has fallen off the bus",
+            Self::Unlisted => "the driver no longer lists it",
+        })
+    }
+}
+
+impl Absence {
+    /// Looks a GPU up at its address. Returns none if it is no longer in the machine, or no longer the driver's.
+    fn of(nvml: &Nvml, gpu: &Gpu, function: impl Fn(&str) -> PciFunction) -> Option<Self> {
+        let address = gpu.pci_bus_id.as_deref()?;
+        match find_gpu(nvml, &GpuAddress::of(gpu)) {
+            Err((_, NvmlError::GpuLost)) => Some(Self::Lost),
+            Err((_, NvmlError::NotFound)) => function(address).is_attached.then_some(Self::Unlisted),
+            Ok(_) | Err(_) => Some(Self::Silent),
+        }
+    }
+}
+
+/// Keeps the indices of known GPUs while one of them is not listed: NVML counts without it, and indices behind it have
+/// shifted. Other GPUs get the indices that follow.
+fn keep_indices<'a>(gpus: impl Iterator<Item = &'a mut Gpu>, before: &[Gpu]) {
+    let mut next = before.iter().map(|gpu| gpu.index + 1).max().unwrap_or_default()..;
+    for gpu in gpus {
+        let known = before.iter().find(|known| known.uuid == gpu.uuid);
+        if let Some(index) = known.map(|known| known.index).or_else(|| next.next()) {
+            gpu.index = index;
+        }
+    }
 }
 
 /// Reads the identity of a GPU, without which it cannot be advertised.
@@ -144,10 +206,9 @@ fn describe(
         memory_mib: memory.unwrap_or_default() / (1024 * 1024),
         compute_capability: capability
             .and_then(|cc| Some((u32::try_from(cc.major).ok()?, u32::try_from(cc.minor).ok()?))),
-        numa_node: function
-            .numa_node
-            // NVML writes an unknown node as -1 into an unsigned number.
-            .or_else(|| device.numa_node_id().ok().filter(|node| *node < u32::from(u16::MAX))),
+        // `nvmlDeviceGetNumaNodeId` is no substitute: on Grace it names the node of the GPU's memory, which has no CPUs
+        // (nvml.h: it "only applies to platforms where the GPUs are NUMA nodes").
+        numa_node: function.numa_node,
         mode: function.mode,
         fabric: raw::fabric(device),
         pci_bus_id,

@@ -2,11 +2,12 @@
 
 use super::*;
 use crate::driver::pci::PciFunction;
-use gpunode_gpu::MigMode;
+use gpunode_gpu::{Gpu, MigMode, ProbeResult};
 use nvml_wrapper::error::NvmlError;
 use std::{
     collections::BTreeMap,
     env, fs,
+    ops::ControlFlow,
     path::{Path, PathBuf},
     process::Command,
     sync::OnceLock,
@@ -56,10 +57,16 @@ impl FakeDriver {
     }
 
     fn read_after(&self, before: &DriverReading) -> DriverReading {
-        read(&self.library(), Path::new("/nowhere"), &before.inventory.gpus, |_| {
-            PciFunction::default()
-        })
-        .unwrap()
+        self.read_attached(before, false)
+    }
+
+    /// Reads while the kernel driver still has every GPU, or none of those that NVML does not list.
+    fn read_attached(&self, before: &DriverReading, is_attached: bool) -> DriverReading {
+        let function = |_: &str| PciFunction {
+            is_attached,
+            ..PciFunction::default()
+        };
+        read(&self.library(), Path::new("/nowhere"), &before.inventory.gpus, function).unwrap()
     }
 }
 
@@ -288,6 +295,193 @@ fn a_gpu_that_is_lost_stays_what_it_was_and_is_said_to_be_lost() {
             "nobody knows what it was"
         );
     }
+}
+
+fn uuids_of(reading: &DriverReading) -> Vec<(u32, &str)> {
+    let gpus = reading.inventory.gpus.iter();
+    gpus.map(|gpu| (gpu.index, gpu.uuid.as_str())).collect()
+}
+
+#[test]
+fn a_lost_gpu_may_answer_unknown_and_stays_what_it_was() {
+    let driver = FakeDriver::divided();
+    let before = driver.read(Path::new("/nowhere"));
+    driver.state("gpus: {1: {lost: true, lostCode: UNKNOWN}}");
+    let now = driver.read_after(&before);
+    assert_eq!(uuids_of(&now), uuids_of(&before));
+    assert_eq!((now.lost.len(), now.unreadable.len()), (0, 1), "{now:?}");
+}
+
+/// The indices of the others shift, and devices that are selected by index stay those that they are.
+#[test]
+fn a_gpu_that_a_new_session_no_longer_lists_is_lost_while_the_driver_has_it() {
+    let driver = FakeDriver::divided();
+    let before = driver.read(Path::new("/nowhere"));
+    driver.state("gpus: {1: {lost: true, unlisted: true}}");
+    let now = driver.read_attached(&before, true);
+    assert_eq!(uuids_of(&now), uuids_of(&before));
+    assert_eq!(now.lost, [before.inventory.gpus[1].uuid.clone()]);
+    assert_eq!(now.unreadable, ["find GPU 1: the driver no longer lists it"]);
+    let links: Vec<u32> = now.inventory.gpus[0].links.iter().map(|link| link.peer).collect();
+    assert_eq!(links, [2]);
+    let again = driver.read_attached(&now, true);
+    assert_eq!(again, now);
+
+    let gone = driver.read_attached(&before, false);
+    let uuids = |indices: [usize; 2]| indices.map(|index| before.inventory.gpus[index].uuid.as_str());
+    let [first, third] = uuids([0, 2]);
+    assert_eq!(uuids_of(&gone), [(0, first), (1, third)]);
+    assert_eq!((gone.lost.len(), gone.unreadable.len()), (0, 0));
+    driver.state("{}");
+    assert_eq!(driver.read_attached(&now, true), before);
+}
+
+#[test]
+fn the_first_open_session_says_which_gpus_there_are() {
+    let driver = FakeDriver::new("{board: Tesla T4, count: 2, topology: Pcie}");
+    driver.state("gpus: {1: {unlisted: true}}");
+    let count = || driver.read(Path::new("/nowhere")).inventory.gpus.len();
+    assert!(!is_open(&driver.library()));
+    let session = session::open(&driver.library()).unwrap();
+    driver.state("{}");
+    assert!(is_open(&driver.library()));
+    assert_eq!(count(), 1);
+    assert!(is_open(&driver.library()), "a session of another task has ended");
+    drop(session);
+    assert!(!is_open(&driver.library()));
+    assert_eq!(count(), 2);
+}
+
+/// Returns the results of a probe of each GPU and MIG device, by UUID.
+fn probe_all(driver: &FakeDriver, gpus: &[Gpu]) -> BTreeMap<String, bool> {
+    let target = |gpu: &Gpu| probe::ProbeTarget {
+        gpu: gpu.uuid.clone(),
+        pci_bus_id: gpu.pci_bus_id.clone(),
+        // As if the layout had changed since.
+        instances: gpu
+            .mig_devices
+            .iter()
+            .map(|mig| (mig.index + 1, mig.facts.uuid.clone()))
+            .collect(),
+        ..probe::ProbeTarget::default()
+    };
+    let targets: Vec<_> = gpus.iter().map(target).collect();
+    let mut results = BTreeMap::new();
+    let on_report = |report: probe::ProbeReport| {
+        results.insert(report.probe.gpu, report.probe.result == ProbeResult::Responds);
+        let instances = report.probe.instances.into_iter();
+        results.extend(instances.map(|instance| (instance.uuid, instance.answers)));
+        ControlFlow::Continue(())
+    };
+    probe::probe(&driver.library(), &targets, |_| {}, on_report).unwrap();
+    results
+}
+
+/// `nvml.h` lets a look-up by UUID fail while any GPU is lost.
+#[test]
+fn a_lost_gpu_keeps_no_other_gpu_and_no_mig_device_from_answering() {
+    let driver = FakeDriver::divided();
+    let gpus = driver.read(Path::new("/nowhere")).inventory.gpus;
+    let healthy = probe_all(&driver, &gpus);
+    assert_eq!(healthy.len(), 6);
+    assert!(healthy.values().all(|answers| *answers), "{healthy:?}");
+    for code in ["GPU_IS_LOST", "UNKNOWN"] {
+        driver.state(&format!("gpus: {{0: {{lost: true, lostCode: {code}}}}}"));
+        let results = probe_all(&driver, &gpus);
+        let broken: Vec<&String> = results
+            .iter()
+            .filter(|(_, answers)| !**answers)
+            .map(|(uuid, _)| uuid)
+            .collect();
+        assert_eq!(broken, [&gpus[0].uuid], "{code}");
+    }
+}
+
+#[test]
+fn a_lost_gpu_keeps_no_other_gpu_from_changing_its_mode() {
+    let driver = FakeDriver::new("{board: Tesla T4, count: 3, topology: Pcie}");
+    let gpus = driver.read(Path::new("/nowhere")).inventory.gpus;
+    driver.state("gpus: {1: {lost: true}}");
+    let mode = |index: usize| compute_mode(&driver.library(), &gpus[index].uuid);
+    assert_eq!(mode(0).unwrap(), ComputeMode::Default);
+    assert_eq!(mode(2).unwrap(), ComputeMode::Default);
+    assert!(matches!(
+        mode(1),
+        Err(DriverError::ReadComputeMode {
+            source: NvmlError::GpuLost,
+            ..
+        })
+    ));
+}
+
+/// Another board in the slot is another GPU.
+#[test]
+fn a_gpu_is_the_one_with_its_uuid_and_not_any_at_its_address() {
+    let driver = FakeDriver::new("{node: a, board: Tesla T4, count: 1, topology: Pcie}");
+    let gpus = driver.read(Path::new("/nowhere")).inventory.gpus;
+    driver.scenario("{node: b, board: Tesla T4, count: 1, topology: Pcie}");
+    assert_eq!(
+        probe_all(&driver, &gpus),
+        BTreeMap::from([(gpus[0].uuid.clone(), false)])
+    );
+}
+
+#[test]
+fn links_and_mig_devices_behind_a_gap_are_read() {
+    let driver = FakeDriver::new("{board: Tesla V100-SXM2-32GB, count: 8, topology: DGX-1-Volta}");
+    let links = |driver: &FakeDriver| -> u32 {
+        let gpus = driver.read(Path::new("/nowhere")).inventory.gpus;
+        gpus[0].links.iter().filter_map(|link| link.nvlinks).sum()
+    };
+    assert_eq!(links(&driver), 6);
+    driver.state("gpus: {0: {failingLinks: {0: NOT_SUPPORTED, 2: INVALID_ARGUMENT}}}");
+    assert_eq!(links(&driver), 4);
+
+    let driver = FakeDriver::divided();
+    driver.state(
+        "gpus: {1: {failingMig: {0: {nvmlDeviceGetMigDeviceHandleByIndex: NOT_SUPPORTED}, \
+         1: {nvmlDeviceGetMigDeviceHandleByIndex: INVALID_ARGUMENT}}}}",
+    );
+    let reading = driver.read(Path::new("/nowhere"));
+    let left: Vec<_> = reading.inventory.gpus[1]
+        .mig_devices
+        .iter()
+        .map(|mig| (mig.index, mig.facts.profile.as_str()))
+        .collect();
+    assert_eq!(left, [(2, "1g.10gb+me")]);
+    assert_eq!(reading.unreadable, Vec::<String>::new());
+}
+
+#[test]
+fn a_probe_finds_links_behind_a_gap() {
+    let driver = FakeDriver::new("{board: Tesla V100-SXM2-32GB, count: 8, topology: DGX-1-Volta}");
+    driver.state("gpus: {0: {failingLinks: {1: NOT_SUPPORTED, 2: INVALID_ARGUMENT}}}");
+    let gpu = driver.read(Path::new("/nowhere")).inventory.gpus.remove(0);
+    let target = probe::ProbeTarget {
+        gpu: gpu.uuid,
+        pci_bus_id: gpu.pci_bus_id,
+        ..probe::ProbeTarget::default()
+    };
+    let mut links = None;
+    let on_report = |report: probe::ProbeReport| {
+        links = report.links;
+        ControlFlow::Continue(())
+    };
+    probe::probe(&driver.library(), &[target], |_| {}, on_report).unwrap();
+    assert_eq!(links, Some(vec![0, 3, 4, 5]));
+}
+
+/// On Grace NVML names the memory of the GPU, which is a node without CPUs.
+#[test]
+fn numa_nodes_are_those_of_the_slots() {
+    let driver = FakeDriver::new("{board: NVIDIA GB200, count: 1, topology: NVSwitch}");
+    assert_eq!(driver.read(Path::new("/nowhere")).inventory.gpus[0].numa_node, None);
+    let function = |_: &str| PciFunction {
+        numa_node: Some(1),
+        ..PciFunction::default()
+    };
+    let reading = read(&driver.library(), Path::new("/nowhere"), &[], function).unwrap();
+    assert_eq!(reading.inventory.gpus[0].numa_node, Some(1));
 }
 
 #[test]

@@ -45,6 +45,7 @@ fn reported(hardware: &Value, document: Option<&str>) -> GpuNodeStatus {
     let function = |_: &str| PciFunction {
         numa_node: None,
         mode: Some(GpuMode::Compute),
+        is_attached: true,
     };
     let reading = nvml::read(
         &library.folder().join("libnvidia-ml.so.1"),

@@ -1,6 +1,6 @@
 //! Events of the driver.
 
-use super::{GPU, PART, TIMEOUT, broken, divided, lab};
+use super::{GPU, PART, TIMEOUT, broken, divided, lab, probe};
 use anyhow::{Context as _, Result};
 use gpunode_node_tests::{Node, Stopwatch, until};
 use gpunode_scenario::ReturnCode;
@@ -120,21 +120,80 @@ async fn a_gpu_that_reports_no_events_is_told_once_and_the_others_are_followed()
     Ok(())
 }
 
+/// `nvml.h` lets a look-up by UUID fail while any GPU of the node is lost.
 #[tokio::test]
-async fn a_lost_gpu_that_ends_the_wait_for_events_costs_the_others_none() -> Result<()> {
-    let lab = lab(Node::with_v100()?, "", GPU, 8).await?;
+async fn of_eight_gpus_one_is_lost_and_seven_stay_healthy_and_followed() -> Result<()> {
+    for code in [ReturnCode::GpuIsLost, ReturnCode::Unknown] {
+        let lab = lab(Node::with_v100()?, "", GPU, 8).await?;
+        let uuids = lab.node.uuids()?;
+        let state = lab.node.state()?;
+        let lists = lab.kubelet.messages(GPU).len();
+        state.update_gpu(2, |gpu| (gpu.lost, gpu.lost_code) = (true, Some(code)))?;
+        // Two probes: a call that fails once takes out nothing.
+        for _ in 0..2 {
+            probe(&lab).await?;
+        }
+        broken(&lab, GPU, &[&uuids[2]]).await?;
+        // A new session registers the others too.
+        lab.node.load_module()?;
+        let followed = || (lab.agent.logged("following driver events") == 2).then_some(());
+        until("the events of the other GPUs are followed", followed).await?;
+        state.inject_xid(3, TIMEOUT)?;
+        broken(&lab, GPU, &[&uuids[2], &uuids[3]]).await?;
+        for list in lab.kubelet.messages(GPU).iter().skip(lists) {
+            let healthy = list.devices.iter().filter(|device| device.health == "Healthy");
+            assert!(healthy.count() >= 6, "no other GPU was ever held back");
+        }
+        let pod = lab.kubelet.admit("pod", "main", GPU, 6).await?;
+        assert_eq!(pod.ids.len(), 6);
+    }
+    Ok(())
+}
+
+/// NVML counts without the lost GPU then, and the indices behind it shift.
+#[tokio::test]
+async fn a_gpu_that_a_new_session_does_not_list_stays_lost_and_moves_no_other() -> Result<()> {
+    let config = "resources: [{name: nvidia.com/gpu, devices: {indices: [0, 1, 2, 3]}}, \
+                  {name: a.b/rest, devices: {indices: [4, 5, 6, 7]}}]";
+    let lab = lab(Node::with_v100()?, config, GPU, 4).await?;
+    let rest = lab
+        .kubelet
+        .has("a.b/rest", |endpoint| endpoint.healthy().len() == 4)
+        .await?;
     let uuids = lab.node.uuids()?;
     let state = lab.node.state()?;
-    state.lose(2)?;
-    let lost = Stopwatch::start();
-    state.fail(2, "nvmlEventSetWait", ReturnCode::GpuIsLost)?;
+    state.update_gpu(2, |gpu| (gpu.lost, gpu.unlisted) = (true, true))?;
+    // Another session.
+    lab.node.load_module()?;
     let followed = || (lab.agent.logged("following driver events") == 2).then_some(());
     until("the events of the other GPUs are followed", followed).await?;
-    let gap = lost.elapsed();
-    assert!(
-        gap < Duration::from_secs(3),
-        "after {gap:?}; a whole new session comes after 5 s"
-    );
+    lab.agent.logs("find GPU 2: the driver no longer lists it").await?;
+    broken(&lab, GPU, &[&uuids[2]]).await?;
     state.inject_xid(3, TIMEOUT)?;
-    broken(&lab, GPU, &[&uuids[2], &uuids[3]]).await
+    broken(&lab, GPU, &[&uuids[2], &uuids[3]]).await?;
+    assert_eq!(lab.kubelet.endpoint("a.b/rest").ids(), rest.ids());
+    assert_eq!(lab.kubelet.endpoint("a.b/rest").lists, rest.lists);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_lost_gpu_that_ends_the_wait_for_events_costs_the_others_none() -> Result<()> {
+    for code in [ReturnCode::GpuIsLost, ReturnCode::Unknown] {
+        let lab = lab(Node::with_v100()?, "", GPU, 8).await?;
+        let uuids = lab.node.uuids()?;
+        let state = lab.node.state()?;
+        state.lose(2)?;
+        let lost = Stopwatch::start();
+        state.fail(2, "nvmlEventSetWait", code)?;
+        let followed = || (lab.agent.logged("following driver events") == 2).then_some(());
+        until("the events of the other GPUs are followed", followed).await?;
+        let gap = lost.elapsed();
+        assert!(
+            gap < Duration::from_secs(3),
+            "after {gap:?}; a whole new session comes after 5 s"
+        );
+        state.inject_xid(3, TIMEOUT)?;
+        broken(&lab, GPU, &[&uuids[2], &uuids[3]]).await?;
+    }
+    Ok(())
 }
