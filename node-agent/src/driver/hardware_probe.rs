@@ -22,6 +22,10 @@ pub struct DriverRoots {
 /// Path, inode and modification time of the driver's library.
 pub type LibraryId = Option<(PathBuf, u64, i64)>;
 
+/// The driver's library, the inode of its kernel module, and its PCI functions, each with an inode. A session with NVML that
+/// is older than one of them shows another driver or other GPUs.
+pub type DriverId = (LibraryId, Option<u64>, Vec<(String, u64)>);
+
 /// Cheap facts that change whenever the driver, which is slow, must be queried again.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HardwareTraces {
@@ -30,14 +34,16 @@ pub struct HardwareTraces {
     pub library: LibraryId,
     /// Inode of the driver's kernel module, which changes when the module is loaded again.
     module: Option<u64>,
+    /// The driver's PCI functions.
+    attached: Vec<(String, u64)>,
     /// MIG instances, which other programs create and destroy.
     pub instances: Option<BTreeSet<String>>,
 }
 
 impl HardwareTraces {
-    /// Returns the parts that identify a driver.
-    pub fn driver(&self) -> (LibraryId, Option<u64>) {
-        (self.library.clone(), self.module)
+    /// Returns the parts that identify a driver and its GPUs.
+    pub fn driver(&self) -> DriverId {
+        (self.library.clone(), self.module, self.attached.clone())
     }
 }
 
@@ -51,6 +57,7 @@ impl DriverRoots {
     pub fn traces(&self) -> HardwareTraces {
         HardwareTraces {
             pci: pci::functions(&self.host_root),
+            attached: pci::driver_entries(&self.host_root),
             module: fs::metadata(self.host_root.join(MODULE))
                 .ok()
                 .map(|module| module.ino()),

@@ -7,12 +7,12 @@ use crate::{
         driver_events::DriverEvents,
         hardware::{DriverState, Hardware},
         hardware_probe::{DriverRoots, HardwareTraces},
-        nvml::GpuAddress,
+        nvml::{self, GpuAddress},
         pci::nvidia_functions,
     },
 };
 use gpunode_gpu::Inventory;
-use std::{sync::Arc, time::Duration};
+use std::{path::Path, sync::Arc, time::Duration};
 use tokio::{
     sync::{Notify, watch},
     time::{Instant, sleep, timeout},
@@ -28,6 +28,9 @@ const MAX_RETRY: Duration = Duration::from_secs(30);
 const RECHECK: Duration = Duration::from_secs(2);
 /// Interval for reading MIG instances from the driver when the kernel does not list them.
 const BLIND_RECHECK: Duration = Duration::from_mins(1);
+/// Time limit for the sessions of other tasks to end, and the pause between two looks.
+const SESSIONS_TIMEOUT: Duration = Duration::from_secs(10);
+const SESSIONS_PAUSE: Duration = Duration::from_millis(20);
 /// Time limit for a probe: a driver call or a host file that hangs must not stop the rest of the agent.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -63,8 +66,11 @@ impl HardwareWatch {
         loop {
             let probing = roots.clone();
             let traces = run_blocking(move || probing.traces()).await;
-            if release.is_on() || traces.as_ref().map(HardwareTraces::driver) != before {
-                // Ends before the probe: the loader returns the old library for the same path while it is in use.
+            let driver = traces.as_ref().map(HardwareTraces::driver);
+            let is_other = driver != before;
+            if release.is_on() || is_other {
+                // Ends before the probe: while a session is open, the loader returns the old library for the same path, and
+                // NVML lists the GPUs of then.
                 close(&mut events).await;
             }
             if release.is_on() {
@@ -76,12 +82,19 @@ impl HardwareWatch {
                 info!("the GPUs are no longer released");
                 continue;
             }
+            let library = traces.and_then(|traces| traces.library);
+            let has_ended = match library {
+                Some((library, ..)) if is_other => sessions_end(&library).await,
+                _ => true,
+            };
             let (traces, hardware) = probe_with_timeout(&roots, &hardware_sender).await;
-            before = Some(traces.driver());
+            // A driver that changed meanwhile gets sessions of its own.
+            let is_current = has_ended && Some(traces.driver()) == driver;
+            before = driver.filter(|_| is_current);
             if let Some(call) = hardware.failed {
                 metrics.nvml_error(call);
             }
-            let settled = hardware.problem().is_none();
+            let settled = is_current && hardware.problem().is_none();
             // Only the driver knows of MIG instances that come and go.
             let blind = traces.instances.is_none() && hardware.is_divided();
             publish(&hardware_sender, hardware);
@@ -129,6 +142,16 @@ async fn follow(
         let gpus: Vec<GpuAddress> = inventory.gpus.iter().map(GpuAddress::of).collect();
         events.follow(library, &gpus).await;
     }
+}
+
+/// Waits until this process has no session with the library. Returns false when one hangs.
+async fn sessions_end(library: &Path) -> bool {
+    let ended = async {
+        while nvml::is_open(library) {
+            sleep(SESSIONS_PAUSE).await;
+        }
+    };
+    timeout(SESSIONS_TIMEOUT, ended).await.is_ok()
 }
 
 async fn close(events: &mut Option<DriverEvents>) {

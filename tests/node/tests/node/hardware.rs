@@ -122,6 +122,32 @@ async fn a_node_that_loses_every_gpu_offers_none_and_waits_for_the_driver() -> R
     Ok(())
 }
 
+/// NVML lists the GPUs that the first of the open sessions found, and the one for events stays open.
+#[tokio::test]
+async fn a_gpu_that_is_plugged_in_is_offered_and_its_events_are_followed() -> Result<()> {
+    let node = Node::with_t4()?;
+    node.unplug(3)?;
+    let lab = Lab::start(node, "")?;
+    lab.kubelet.has(GPU, |endpoint| endpoint.healthy().len() == 3).await?;
+    lab.agent.logs("following driver events").await?;
+    lab.node.plug(3)?;
+    let endpoint = lab.kubelet.has(GPU, |endpoint| endpoint.healthy().len() == 4).await?;
+    assert_eq!((endpoint.ids(), endpoint.registrations), (lab.node.uuids()?, 1));
+    until("the events of all GPUs are followed", || {
+        (lab.agent.logged("following driver events") == 2).then_some(())
+    })
+    .await?;
+    lab.node.state()?.inject_xid(3, 79)?;
+    let uuids = lab.node.uuids()?;
+    lab.kubelet
+        .has(GPU, |endpoint| {
+            let healthy = endpoint.healthy();
+            healthy.len() == 3 && !healthy.contains(&uuids[3])
+        })
+        .await?;
+    Ok(())
+}
+
 /// The library with which a process works is one mapping; it goes with the session.
 #[tokio::test]
 async fn a_driver_that_is_replaced_underneath_is_used_within_10_s_and_no_container_notices() -> Result<()> {
