@@ -10,6 +10,11 @@ use serde::{Deserialize, Serialize};
 #[x_kube(validation = Rule::new("!has(self.ignoreXids) || !has(self.watchXids) || !self.ignoreXids.exists(x, self.watchXids.exists(y, x == y))")
     .message("ignoreXids and watchXids list the same XID; remove it from one of them").field_path(".watchXids"))]
 pub struct HealthRules {
+    /// Faults other than XIDs that count for nothing and are not reported.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 16))]
+    pub ignore: Vec<IgnorableFault>,
+
     /// XIDs that never make a GPU unhealthy, in addition to those that NVIDIA's catalog says to ignore or that end with
     /// the application.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -36,6 +41,20 @@ pub enum Recovery {
     Verified,
     /// A person confirms the recovery.
     Manual,
+}
+
+/// Faults that a policy can switch off. A GPU that does not answer, and an MPS daemon that died, serve nobody in any case.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[schemars(description = "")]
+#[allow(missing_docs, reason = "the names are those of the faults")]
+pub enum IgnorableFault {
+    UncorrectedEcc,
+    RowRemapPending,
+    RowRemapFailed,
+    PageRetirementPending,
+    NvLinkDown,
+    RecoveryPending,
+    FabricNotReady,
 }
 
 impl HealthRules {

@@ -33,7 +33,7 @@ pub use allocation::Allocation;
 pub use device_selector::{Architecture, DeviceKind, DeviceSelector, MigConfig, MigStrategy};
 pub use document::{CONFIG_VERSION, ConfigDocument};
 pub use fields::{fields_of, known_fields};
-pub use health::{HealthRules, Recovery};
+pub use health::{HealthRules, IgnorableFault, Recovery};
 pub use load::{LoadError, MAX_DOCUMENT_BYTES, load, nearest_name, unknown_field_message};
 pub use memory::{MEMORY_RULE, MemoryMiB};
 pub use sharing::{DeviceReplicas, Placement, Sharing, SharingStrategy};

@@ -7,7 +7,7 @@
 //! | `resource_name` | the kubelet's rule for names of extended resources |
 //! | `devices` | bounds and formats of a device selector |
 //! | `sharing` | fields of sharing by strategy, and their bounds |
-//! | `health` | lists of XIDs |
+//! | `health` | lists of faults and XIDs |
 
 mod devices;
 mod health;

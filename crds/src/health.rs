@@ -15,7 +15,14 @@ const MAX_HEALTH_TEXT: usize = 512;
 pub struct DeviceHealth {
     /// Health state; pods cannot get an unhealthy device.
     pub state: HealthState,
-    /// Fault of the device, as one word for programs; absent if the device is healthy.
+    /// Grade of the fault; absent if the device has none. `Degraded` devices stay healthy.
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "crate::newer_value::known_or_none"
+    )]
+    pub grade: Option<FaultGrade>,
+    /// Fault of the device, as one word for programs; absent if the device has none.
     #[serde(
         default,
         skip_serializing_if = "Option::is_none",
@@ -37,10 +44,21 @@ pub struct DeviceHealth {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = MAX_HEALTH_TEXT))]
     pub waits_for: Option<String>,
-    /// Start of the current state; absent if the device has always been healthy.
+    /// Start of the current state, or of the grade `Degraded`; absent if the device has always been healthy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "crate::conditions::optional_time")]
     pub since: Option<Time>,
+    /// Start of the grade `Broken`; absent for other grades.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "crate::conditions::optional_time")]
+    pub broken_since: Option<Time>,
+}
+
+impl DeviceHealth {
+    /// Returns true if pods that hold the device may be evicted. A device without a grade is one of an agent that has none.
+    pub fn is_broken(&self) -> bool {
+        self.state == HealthState::Unhealthy && self.grade.is_none_or(|grade| grade == FaultGrade::Broken)
+    }
 }
 
 /// Health state of a device.
@@ -55,6 +73,18 @@ pub enum HealthState {
     #[serde(other)]
     #[schemars(skip)]
     Unknown,
+}
+
+/// Grades of a fault, mildest first: what follows from it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema, IntoStaticStr)]
+#[schemars(description = "")]
+pub enum FaultGrade {
+    /// The device is reported and still allocated.
+    Degraded,
+    /// The device is not allocated. Pods that hold it stay.
+    NoNewWork,
+    /// The device is not allocated. Pods that hold it may be evicted.
+    Broken,
 }
 
 /// Faults of a device: constants of the API that programs may compare with.
@@ -79,26 +109,22 @@ pub enum FaultReason {
     MpsDaemonDied,
     /// A driver call for the device fails.
     NotAnswering,
-    /// The driver asks for a reset or a reboot.
+    /// The driver asks for a reset, a reboot or a drain.
     RecoveryPending,
-    /// The driver asks for a reboot: the agent tells it from a reset, the API has [`Self::RecoveryPending`] for both.
-    #[schemars(skip)]
-    RebootPending,
+    /// The GPU has not joined its NVLink fabric.
+    FabricNotReady,
+}
+
+impl FaultGrade {
+    /// Returns the name in the API.
+    pub fn as_str(self) -> &'static str {
+        self.into()
+    }
 }
 
 impl FaultReason {
     /// Returns the name in the API.
     pub fn as_str(self) -> &'static str {
-        self.published().into()
-    }
-
-    /// The reason that the API has for this one.
-    #[must_use]
-    pub fn published(self) -> Self {
-        if self == Self::RebootPending {
-            Self::RecoveryPending
-        } else {
-            self
-        }
+        self.into()
     }
 }

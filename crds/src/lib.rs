@@ -50,7 +50,7 @@ pub use gpu_device::{
 };
 pub use gpu_node::{Agent, AgentMode, GpuNode, GpuNodeSpec, GpuNodeStatus, MAX_HOLDERS};
 pub use gpunode_config::{Architecture, MigStrategy, SharingStrategy};
-pub use health::{DeviceHealth, FaultReason, HealthState};
+pub use health::{DeviceHealth, FaultGrade, FaultReason, HealthState};
 pub use keys::{
     AGENT_FIELD_MANAGER, AUTOSCALER_STARTUP_PREFIX, GOVERNED_LABEL, GROUP, IGNORE_LABEL, MAX_LABEL_VALUE, MPS_LABEL,
     NOT_READY_TAINT, OPERATOR_FIELD_MANAGER, OWNED_ANNOTATION, POLICY_LABEL_PREFIX, PRODUCT_COUNT_PREFIX,

@@ -163,7 +163,7 @@ mod tests {
             "migStrategy": "Newer",
             "gpus": [{
                 "index": 0, "uuid": "GPU-0", "product": "P", "memoryMiB": 1, "architecture": "newer", "mode": "Newer",
-                "migMode": "Newer", "health": {"state": "Newer", "reason": "Newer", "message": "m"},
+                "migMode": "Newer", "health": {"state": "Newer", "grade": "Newer", "reason": "Newer", "message": "m"},
                 "links": [{"peer": 1, "level": "NEWER"}],
             }],
             "resources": [{"name": "r", "capacity": 4, "allocatable": 4, "registered": true, "sharing": "Newer"}],
@@ -172,7 +172,10 @@ mod tests {
         let read: crate::GpuNodeStatus = serde_json::from_value(status.clone()).expect("a status");
         assert_eq!(read.gpus[0].uuid, "GPU-0");
         let health = read.gpus[0].health.as_ref().expect("health");
-        assert_eq!((health.state, health.reason), (crate::HealthState::Unknown, None));
+        assert_eq!(
+            (health.state, health.grade, health.reason),
+            (crate::HealthState::Unknown, None, None)
+        );
         assert_eq!(health.message.as_deref(), Some("m"));
         assert_eq!(read.resources[0].allocatable, 4);
         // A value that is no text is an error as before.

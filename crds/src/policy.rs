@@ -90,7 +90,7 @@ pub struct GpuNodePolicySpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unhealthy_taint: Option<UnhealthyTaint>,
 
-    /// Evicts pods that hold an unhealthy GPU, within their PodDisruptionBudgets. Default: false.
+    /// Evicts pods that hold a broken GPU, within their PodDisruptionBudgets. Default: false.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub evict_pods: Option<bool>,
 

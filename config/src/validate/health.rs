@@ -1,12 +1,19 @@
-//! Bounds of the lists of XIDs, and their overlap.
+//! Bounds of the lists of faults and XIDs, and their overlap.
 
 use super::problem::FieldProblem;
 use crate::HealthRules;
 
+const MAX_FAULTS: usize = 16;
 const MAX_XIDS: usize = 64;
 const MAX_XID: i32 = 65535;
 
 pub(super) fn validate(path: &str, health: &HealthRules, problems: &mut Vec<FieldProblem>) {
+    if health.ignore.len() > MAX_FAULTS {
+        problems.push(FieldProblem::new(
+            format!("{path}.ignore"),
+            format!("must have at most {MAX_FAULTS} entries, has {}", health.ignore.len()),
+        ));
+    }
     for (field, xids) in [("ignoreXids", &health.ignore_xids), ("watchXids", &health.watch_xids)] {
         if xids.len() > MAX_XIDS {
             problems.push(FieldProblem::new(
@@ -49,6 +56,14 @@ mod tests {
         assert_eq!(
             problems("{ignoreXids: [94], watchXids: [13, 43], recovery: Manual}"),
             Vec::<String>::new()
+        );
+        assert_eq!(
+            problems("{ignore: [NvLinkDown, RowRemapFailed, FabricNotReady]}"),
+            Vec::<String>::new()
+        );
+        assert_eq!(
+            problems(&format!("{{ignore: [{}]}}", ["NvLinkDown"; 17].join(", "))),
+            ["health.ignore: must have at most 16 entries, has 17"]
         );
         assert_eq!(
             problems("{ignoreXids: [94, 0], watchXids: [65536, 94]}"),
