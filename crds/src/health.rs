@@ -113,6 +113,8 @@ pub enum FaultReason {
     RecoveryPending,
     /// The GPU has not joined its NVLink fabric.
     FabricNotReady,
+    /// The driver answers no call for the GPU while another GPU hangs.
+    DriverBusy,
 }
 
 impl FaultGrade {

@@ -1,7 +1,7 @@
 //! Faults of devices, and the evidence that ends them: a pure state machine.
 //!
 //! Each fault stands for itself: a milder one does not replace a graver one, and each ends by its own evidence, never by
-//! the passing of time. A fault of a GPU counts for its MIG devices too; a fault of a MIG device counts for that device
+//! the passing of time. A fault has a grade, which says what follows from it. A fault of a GPU counts for its MIG devices too; a fault of a MIG device counts for that device
 //! alone.
 //!
 //! | module | what it does |
@@ -11,6 +11,7 @@
 //! | `last_xids` | the last XIDs of each GPU, also those that make no device unhealthy |
 //! | `observation` | everything that can begin or end a fault |
 //! | `probe` | one look at a GPU: the faults it shows, and those it disproves |
+//! | `recovery_action` | recovery actions of the driver: grade, resolution, texts |
 //! | `xid` | NVIDIA's XID catalog: meaning, resolution, effect on health |
 
 mod fault;
@@ -18,6 +19,7 @@ mod faults;
 mod last_xids;
 mod observation;
 mod probe;
+mod recovery_action;
 mod xid;
 
 pub use fault::{Fault, FaultTransition};
@@ -25,6 +27,7 @@ pub use faults::DeviceFaults;
 pub use last_xids::LastXids;
 pub use observation::{HealthObservation, RunId};
 pub use probe::{GpuProbe, MigProbe, ProbeResult};
+pub use recovery_action::request as recovery_request;
 pub use xid::{Resolution, describe as describe_xid};
 
 #[cfg(test)]

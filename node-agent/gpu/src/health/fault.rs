@@ -1,8 +1,11 @@
 //! One fault of one device: its resolution, and the text that says when it clears.
 
-use super::xid::{self, Resolution};
-use gpunode_config::{HealthRules as Rules, Recovery};
-use gpunode_crds::FaultReason;
+use super::{
+    recovery_action,
+    xid::{self, Resolution},
+};
+use gpunode_config::{HealthRules as Rules, IgnorableFault, Recovery};
+use gpunode_crds::{FaultGrade, FaultReason};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
@@ -14,10 +17,11 @@ pub struct Fault {
     /// Number of the XID; of several that the catalog does not have, the first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub xid: Option<i32>,
+    /// Recovery action of the driver (NVML field 230) for an XID or a pending recovery; none if the driver reports none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub recovery_action: Option<u32>,
     /// Time at which it began.
     pub since: Timestamp,
-    /// Time since which the device is unhealthy, be it by an earlier fault that has ended.
-    pub(super) unhealthy_since: Timestamp,
     /// Time of the driver's last report.
     pub(super) latest: Timestamp,
     /// Place among all observations: a probe from before it proves nothing, whatever the clock does.
@@ -47,6 +51,26 @@ pub struct FaultTransition {
 }
 
 impl Fault {
+    /// Returns what follows from it. The driver grades an XID where it reports a recovery action: one number may come with
+    /// contained and with uncontained errors.
+    pub fn grade(&self) -> FaultGrade {
+        match self.reason {
+            // "A pending remapping won't affect future work on the GPU" (`nvmlDeviceGetRemappedRows` in nvml.h).
+            FaultReason::RowRemapPending | FaultReason::PageRetirementPending => FaultGrade::Degraded,
+            FaultReason::RowRemapFailed
+            | FaultReason::NvLinkDown
+            | FaultReason::MpsDaemonDied
+            | FaultReason::FabricNotReady
+            | FaultReason::DriverBusy => FaultGrade::NoNewWork,
+            FaultReason::Lost | FaultReason::NotAnswering | FaultReason::UncorrectedEcc => FaultGrade::Broken,
+            FaultReason::Xid | FaultReason::RecoveryPending => match (self.recovery_action, self.resolution()) {
+                (Some(action), _) => recovery_action::grade(action),
+                (None, Resolution::CheckLinks) => FaultGrade::NoNewWork,
+                (None, _) => FaultGrade::Broken,
+            },
+        }
+    }
+
     /// Returns the repair that clears it.
     pub fn resolution(&self) -> Resolution {
         match self.reason {
@@ -54,25 +78,42 @@ impl Fault {
                 .xid
                 .and_then(xid::describe)
                 .map_or(Resolution::ResetGpu, |(_, resolution)| resolution),
-            FaultReason::Lost | FaultReason::RebootPending => Resolution::RebootNode,
+            FaultReason::RecoveryPending => self
+                .recovery_action
+                .map_or(Resolution::ResetGpu, recovery_action::resolution),
+            FaultReason::Lost => Resolution::RebootNode,
             FaultReason::NvLinkDown => Resolution::CheckLinks,
             FaultReason::MpsDaemonDied => Resolution::RestartApp,
+            FaultReason::FabricNotReady | FaultReason::DriverBusy => Resolution::Ignore,
             _ => Resolution::ResetGpu,
+        }
+    }
+
+    /// Returns the advice for people.
+    pub fn advice(&self) -> &'static str {
+        match (self.reason, self.recovery_action) {
+            (FaultReason::FabricNotReady, _) => {
+                "check that Fabric Manager runs on the node; behind fabric partitions, activate the one of the GPU"
+            }
+            (FaultReason::DriverBusy, _) => "repair the GPU that hangs; this one may need nothing",
+            (FaultReason::RecoveryPending, Some(action)) => recovery_action::advice(action),
+            _ => self.resolution().advice(),
         }
     }
 
     /// Returns true if it is the driver's wish for a reset or reboot, which names no cause.
     pub(super) fn is_wish(&self) -> bool {
-        self.reason.published() == FaultReason::RecoveryPending
+        self.reason == FaultReason::RecoveryPending
     }
 
     /// Returns the event that clears it: the end of "clears after: ".
     pub fn waits_for(&self, rules: &Rules) -> &'static str {
-        if rules.recovery() == Recovery::Manual {
+        if rules.recovery() == Recovery::Manual && !is_no_damage(self.reason) {
             return "annotation gpunode.dev/recovered on the node";
         }
         match (self.reason, self.resolution()) {
             (FaultReason::MpsDaemonDied, _) => "start of an MPS control daemon",
+            (FaultReason::FabricNotReady, _) => "registration of the GPU by Fabric Manager",
             (FaultReason::Xid, Resolution::Ignore | Resolution::RestartApp) => {
                 "the end of all processes and pods on the device, or recovery action None from the driver"
             }
@@ -83,4 +124,28 @@ impl Fault {
             _ => "a probe that no longer shows the fault",
         }
     }
+}
+
+/// Returns true for faults that need no person to end: nothing of the GPU was damaged.
+pub(super) fn is_no_damage(reason: FaultReason) -> bool {
+    matches!(reason, FaultReason::FabricNotReady | FaultReason::DriverBusy)
+}
+
+/// Returns true if the rules switch off a reason.
+pub(super) fn is_ignored(reason: FaultReason, rules: &Rules) -> bool {
+    let name = match reason {
+        FaultReason::UncorrectedEcc => IgnorableFault::UncorrectedEcc,
+        FaultReason::RowRemapPending => IgnorableFault::RowRemapPending,
+        FaultReason::RowRemapFailed => IgnorableFault::RowRemapFailed,
+        FaultReason::PageRetirementPending => IgnorableFault::PageRetirementPending,
+        FaultReason::NvLinkDown => IgnorableFault::NvLinkDown,
+        FaultReason::RecoveryPending => IgnorableFault::RecoveryPending,
+        FaultReason::FabricNotReady => IgnorableFault::FabricNotReady,
+        FaultReason::Xid
+        | FaultReason::Lost
+        | FaultReason::NotAnswering
+        | FaultReason::MpsDaemonDied
+        | FaultReason::DriverBusy => return false,
+    };
+    rules.ignore.contains(&name)
 }

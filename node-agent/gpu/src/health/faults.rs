@@ -1,16 +1,19 @@
 //! The faults of a node's devices: which begin and end with an observation.
 
 use super::{
-    fault::{Cure, Fault, FaultTransition},
+    fault::{Cure, Fault, FaultTransition, is_ignored, is_no_damage},
     observation::{HealthObservation, RunId},
     probe::{GpuProbe, ProbeResult},
     xid,
 };
 use gpunode_config::{HealthRules as Rules, Recovery};
-use gpunode_crds::FaultReason;
+use gpunode_crds::{FaultGrade, FaultReason};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BTreeSet},
+};
 
 /// The faults of a node's devices. Its serialised form survives a restart of the agent.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -22,6 +25,12 @@ pub struct DeviceFaults {
     /// Devices with a call that failed once.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     doubtful: BTreeSet<String>,
+    /// Times since which a device has at least a grade.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    grades: BTreeMap<String, BTreeMap<FaultGrade, Timestamp>>,
+    /// Recovery actions by device, where the driver reports one.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    recovery_actions: BTreeMap<String, u32>,
 }
 
 impl DeviceFaults {
@@ -34,16 +43,19 @@ impl DeviceFaults {
     /// cause comes before the driver's wish for a reset or reboot, then the oldest.
     pub fn gravest<'a>(&'a self, uuids: &[&str]) -> Option<&'a Fault> {
         let faults = uuids.iter().filter_map(|uuid| self.faults.get(*uuid)).flatten();
-        faults.min_by_key(|fault| (std::cmp::Reverse(fault.resolution()), fault.is_wish(), fault.since))
+        faults.min_by_key(|fault| {
+            let graver = Reverse((fault.grade(), fault.resolution()));
+            (graver, fault.is_wish(), fault.since)
+        })
     }
 
-    /// Returns the time since which one of the devices with these UUIDs is unhealthy. A further fault does not move it.
-    pub fn unhealthy_since(&self, uuids: &[&str]) -> Option<Timestamp> {
-        let faults = uuids.iter().filter_map(|uuid| self.faults.get(*uuid)).flatten();
-        faults.map(|fault| fault.unhealthy_since).min()
+    /// Returns the time since which one of the devices with these UUIDs has at least this grade, by whatever faults.
+    pub fn since(&self, uuids: &[&str], grade: FaultGrade) -> Option<Timestamp> {
+        let of_device = |uuid: &&str| self.grades.get(*uuid)?.get(&grade).copied();
+        uuids.iter().filter_map(of_device).min()
     }
 
-    /// Returns the unhealthy GPUs and MIG devices by UUID, each with its faults.
+    /// Returns the faulty GPUs and MIG devices by UUID, each with its faults.
     pub fn devices(&self) -> impl Iterator<Item = (&str, &[Fault])> {
         self.faults
             .iter()
@@ -74,11 +86,22 @@ impl DeviceFaults {
         let before = self.faults.len();
         self.faults.retain(|device, _| !is_gone(device));
         self.doubtful.retain(|device| !is_gone(device));
+        self.grades.retain(|device, _| !is_gone(device));
+        self.recovery_actions.retain(|device, _| !is_gone(device));
         before - self.faults.len()
     }
 
-    /// Takes an observation. Returns the faults that it begins and ends.
+    /// Takes an observation. Returns the faults that it begins and ends, and those that the rules ignore from now on.
     pub fn observe(&mut self, observation: HealthObservation, rules: &Rules, now: Timestamp) -> Vec<FaultTransition> {
+        let devices: Vec<_> = self.faults.keys().cloned().collect();
+        let ignored = |fault: &Fault| is_ignored(fault.reason, rules);
+        let mut transitions: Vec<_> = devices.iter().flat_map(|device| self.end(device, ignored)).collect();
+        transitions.extend(self.take(observation, rules, now));
+        self.note_grades(now);
+        transitions
+    }
+
+    fn take(&mut self, observation: HealthObservation, rules: &Rules, now: Timestamp) -> Vec<FaultTransition> {
         let verified = rules.recovery() == Recovery::Verified;
         match observation {
             HealthObservation::Xid(device, number) if xid::is_fault(number, rules) => self
@@ -86,7 +109,7 @@ impl DeviceFaults {
                 .into_iter()
                 .collect(),
             HealthObservation::Xid(..) => Vec::new(),
-            HealthObservation::Probe(probe) => self.probed(&probe, verified, now),
+            HealthObservation::Probe(probe) => self.probed(&probe, rules, now),
             HealthObservation::Run(run) => {
                 self.ran(run);
                 Vec::new()
@@ -98,6 +121,12 @@ impl DeviceFaults {
                 }
                 Vec::new()
             }
+            HealthObservation::Fabric(gpu, true) => self.end(&gpu, |fault| fault.reason == FaultReason::FabricNotReady),
+            HealthObservation::Fabric(..) if is_ignored(FaultReason::FabricNotReady, rules) => Vec::new(),
+            HealthObservation::Fabric(gpu, false) => self
+                .begin(gpu, FaultReason::FabricNotReady, None, now)
+                .into_iter()
+                .collect(),
             HealthObservation::MpsDaemon(device, false) => self
                 .begin(device, FaultReason::MpsDaemonDied, None, now)
                 .into_iter()
@@ -108,24 +137,36 @@ impl DeviceFaults {
             HealthObservation::Recovered(at) => {
                 let devices: Vec<_> = self.faults.keys().cloned().collect();
                 // A time in the future was noted before the clock was set back.
-                let is_before = |fault: &Fault| fault.latest < at || fault.latest > now;
+                let is_before =
+                    |fault: &Fault| !is_no_damage(fault.reason) && (fault.latest < at || fault.latest > now);
                 devices.iter().flat_map(|device| self.end(device, is_before)).collect()
             }
         }
     }
 
-    fn probed(&mut self, probe: &GpuProbe, verified: bool, now: Timestamp) -> Vec<FaultTransition> {
+    fn probed(&mut self, probe: &GpuProbe, rules: &Rules, now: Timestamp) -> Vec<FaultTransition> {
+        let verified = rules.recovery() == Recovery::Verified;
         let mut transitions = Vec::new();
+        if probe.result == ProbeResult::Responds {
+            self.note_recovery_action(probe);
+        }
         let is_sure = self.is_sure(&probe.gpu, probe.result == ProbeResult::Fails);
         for (reason, shown) in probe.findings() {
-            if shown && reason == FaultReason::NotAnswering && !is_sure {
+            let is_doubtful = reason == FaultReason::NotAnswering && !is_sure;
+            if shown && (is_doubtful || is_ignored(reason, rules)) {
                 continue;
             }
             if shown {
                 transitions.extend(self.begin(probe.gpu.clone(), reason, None, now));
-            } else if verified {
+            } else if verified || is_no_damage(reason) {
                 transitions.extend(self.end(&probe.gpu, |fault| fault.reason == reason));
             }
+        }
+        if verified && let Some(action) = probe.recovery_action {
+            // Another request of the driver has begun above.
+            transitions.extend(self.end(&probe.gpu, |fault| {
+                fault.is_wish() && fault.recovery_action != Some(action)
+            }));
         }
         if verified {
             transitions.extend(self.end(&probe.gpu, |fault| probe.disproves(fault, probe.processes)));
@@ -142,6 +183,42 @@ impl DeviceFaults {
             }
         }
         transitions
+    }
+
+    /// Takes the recovery action of a GPU, which grades the XIDs of the GPU and of its MIG devices.
+    fn note_recovery_action(&mut self, probe: &GpuProbe) {
+        for device in probe
+            .instances
+            .iter()
+            .map(|instance| &instance.uuid)
+            .chain([&probe.gpu])
+        {
+            match probe.recovery_action {
+                Some(action) => self.recovery_actions.insert(device.clone(), action),
+                None => self.recovery_actions.remove(device),
+            };
+            for fault in self.faults.get_mut(device).into_iter().flatten() {
+                if fault.reason == FaultReason::Xid {
+                    fault.recovery_action = probe.recovery_action;
+                }
+            }
+        }
+    }
+
+    /// Notes which grades devices have reached or left. A further fault does not move the time of a grade.
+    fn note_grades(&mut self, now: Timestamp) {
+        self.grades.retain(|device, _| self.faults.contains_key(device));
+        for (device, faults) in &self.faults {
+            let worst = faults.iter().map(Fault::grade).max();
+            let times = self.grades.entry(device.clone()).or_default();
+            for grade in [FaultGrade::Degraded, FaultGrade::NoNewWork, FaultGrade::Broken] {
+                if Some(grade) <= worst {
+                    times.entry(grade).or_insert(now);
+                } else {
+                    times.remove(&grade);
+                }
+            }
+        }
     }
 
     /// Returns true if the probe's result for a device counts: a failing call counts only at the second probe in a row.
@@ -182,21 +259,27 @@ impl DeviceFaults {
         now: Timestamp,
     ) -> Option<FaultTransition> {
         self.ticket = self.ticket.saturating_add(1);
+        let recovery_action = match reason {
+            FaultReason::Xid | FaultReason::RecoveryPending => self.recovery_actions.get(&device).copied(),
+            _ => None,
+        };
         let known = |xid: &Option<i32>| xid.filter(|xid| xid::describe(*xid).is_some());
         let faults = self.faults.entry(device.clone()).or_default();
-        let same = |fault: &&mut Fault| fault.reason == reason && known(&fault.xid) == known(&xid);
+        let same = |fault: &&mut Fault| {
+            let is_other_wish = fault.is_wish() && fault.recovery_action != recovery_action;
+            fault.reason == reason && known(&fault.xid) == known(&xid) && !is_other_wish
+        };
         if let Some(fault) = faults.iter_mut().find(same) {
             if reason == FaultReason::Xid {
                 (fault.latest, fault.ticket, fault.cure) = (now, self.ticket, Cure::None);
             }
             return None;
         }
-        let unhealthy_since = faults.iter().map(|fault| fault.unhealthy_since).min().unwrap_or(now);
         let fault = Fault {
             reason,
             xid,
+            recovery_action,
             since: now,
-            unhealthy_since,
             latest: now,
             ticket: self.ticket,
             cure: Cure::None,

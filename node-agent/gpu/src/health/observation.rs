@@ -24,6 +24,8 @@ pub enum HealthObservation {
     Run(RunId),
     /// A GPU was reset: the UUIDs of the GPU and of its MIG devices.
     Reset(Vec<String>),
+    /// The GPU with this UUID has joined its NVLink fabric or needs none (true), or has not (false).
+    Fabric(String, bool),
     /// The MPS control daemon of the device with this UUID runs, or does not.
     MpsDaemon(String, bool),
     /// A person ended all faults from before this time.

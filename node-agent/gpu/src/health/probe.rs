@@ -6,9 +6,6 @@ use super::{
 };
 use gpunode_crds::FaultReason;
 
-/// `NVML_GPU_RECOVERY_ACTION_NODE_REBOOT` of NVML.
-const NODE_REBOOT: u32 = 2;
-
 /// Result of a probe of a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProbeResult {
@@ -20,6 +17,8 @@ pub enum ProbeResult {
     Fails,
     /// A call has had no answer for long.
     Hangs,
+    /// A call has had no answer for long while another GPU hangs, which may be the reason.
+    Waits,
 }
 
 /// One probe of a GPU. `None` is a value that the GPU or its driver does not support; a call that fails is
@@ -42,6 +41,8 @@ pub struct GpuProbe {
     pub remap_failed: Option<bool>,
     /// True if memory pages wait for a reset.
     pub retirement_pending: Option<bool>,
+    /// True if one of them had a double-bit error.
+    pub double_bit_pending: Option<bool>,
     /// True if an NVLink that was up is down.
     pub link_down: Option<bool>,
     /// Number of processes on the GPU and of pods that hold a share of it.
@@ -65,29 +66,36 @@ impl GpuProbe {
     /// Returns the faults that the probe shows (true) or disproves (false), without those it cannot tell.
     pub(super) fn findings(&self) -> Vec<(FaultReason, bool)> {
         match self.result {
-            ProbeResult::Lost => return vec![(FaultReason::Lost, true)],
-            ProbeResult::Fails | ProbeResult::Hangs => return vec![(FaultReason::NotAnswering, true)],
+            ProbeResult::Lost => return vec![(FaultReason::Lost, true), (FaultReason::DriverBusy, false)],
+            ProbeResult::Fails | ProbeResult::Hangs => {
+                return vec![(FaultReason::NotAnswering, true), (FaultReason::DriverBusy, false)];
+            }
+            ProbeResult::Waits => return vec![(FaultReason::DriverBusy, true)],
             ProbeResult::Responds => {}
         }
         // Where the GPU replaces rows or the driver names a recovery action, an error of one application is no fault.
         let ecc = self.uncorrected_ecc.map(|errors| {
             errors > 0 && self.recovery_action.is_none() && self.remap_pending.is_none() && self.remap_failed.is_none()
         });
+        let has_double_bit = self.double_bit_pending == Some(true);
         [
             (FaultReason::Lost, Some(false)),
             (FaultReason::NotAnswering, Some(false)),
+            (FaultReason::DriverBusy, Some(false)),
             (
                 FaultReason::RecoveryPending,
-                self.recovery_action.map(|action| action != 0 && action != NODE_REBOOT),
+                self.recovery_action.map(|action| action != 0),
             ),
             (
-                FaultReason::RebootPending,
-                self.recovery_action.map(|action| action == NODE_REBOOT),
+                FaultReason::UncorrectedEcc,
+                if has_double_bit { Some(true) } else { ecc },
             ),
-            (FaultReason::UncorrectedEcc, ecc),
             (FaultReason::RowRemapPending, self.remap_pending),
             (FaultReason::RowRemapFailed, self.remap_failed),
-            (FaultReason::PageRetirementPending, self.retirement_pending),
+            (
+                FaultReason::PageRetirementPending,
+                self.retirement_pending.map(|pending| pending && !has_double_bit),
+            ),
             (FaultReason::NvLinkDown, self.link_down),
         ]
         .into_iter()
@@ -97,10 +105,11 @@ impl GpuProbe {
 
     /// Returns true if the probe proves that an XID fault has ended, on a device with this many processes.
     pub(super) fn disproves(&self, fault: &Fault, processes: Option<usize>) -> bool {
-        let pending = [self.remap_pending, self.remap_failed, self.retirement_pending].contains(&Some(true));
+        // Rows and pages that only wait for a reset affect no work.
+        let is_damaged = [self.remap_failed, self.double_bit_pending].contains(&Some(true));
         if fault.reason != FaultReason::Xid
             || self.result != ProbeResult::Responds
-            || pending
+            || is_damaged
             || fault.ticket > self.ticket
         {
             return false;

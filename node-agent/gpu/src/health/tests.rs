@@ -1,6 +1,6 @@
 use super::{fault::Cure, *};
-use gpunode_config::{HealthRules as Rules, Recovery};
-use gpunode_crds::FaultReason;
+use gpunode_config::{HealthRules as Rules, IgnorableFault, Recovery};
+use gpunode_crds::{FaultGrade, FaultReason};
 use jiff::Timestamp;
 use proptest::prelude::*;
 
@@ -19,6 +19,7 @@ fn look(gpu: &str, health: &DeviceFaults) -> GpuProbe {
         remap_pending: Some(false),
         remap_failed: Some(false),
         retirement_pending: None,
+        double_bit_pending: None,
         link_down: Some(false),
         processes: Some(0),
         instances: vec![MigProbe {
@@ -75,15 +76,16 @@ fn a_milder_xid_clears_no_graver_one_and_each_goes_by_its_own_evidence() {
 #[test]
 fn the_drivers_recovery_action_decides_where_it_is_told() {
     let rules = Rules::default();
-    for (action, pending, left) in [(0, false, 0), (1, false, 1), (5, false, 1), (0, true, 1)] {
+    for (action, failed, left) in [(0, false, 0), (1, false, 1), (5, false, 1), (9, false, 1), (0, true, 1)] {
         let mut health = with_xids(&rules, &[95]);
         let probe = GpuProbe {
             recovery_action: Some(action),
-            remap_pending: Some(pending),
+            remap_pending: Some(true),
+            remap_failed: Some(failed),
             ..look("G", &health)
         };
         health.observe(HealthObservation::Probe(probe), &rules, at(2));
-        assert_eq!(xids(&health, "G").len(), left, "action {action}, pending {pending}");
+        assert_eq!(xids(&health, "G").len(), left, "action {action}, failed {failed}");
     }
 }
 
@@ -255,13 +257,254 @@ fn a_device_is_broken_since_its_first_fault_whatever_comes_and_goes_beside_it() 
     health.observe(HealthObservation::Xid("G".to_owned(), 94), &rules, at(1));
     health.observe(HealthObservation::Xid("G".to_owned(), 79), &rules, at(5));
     assert_eq!(health.gravest(&["G"]).unwrap().xid, Some(79));
-    assert_eq!(health.unhealthy_since(&["G"]), Some(at(1)));
+    assert_eq!(broken_since(&health, &["G"]), Some(at(1)));
     // Its processes are gone, so that the milder one is over.
     let probe = look("G", &health);
     health.observe(HealthObservation::Probe(probe), &rules, at(6));
     assert_eq!(xids(&health, "G"), [79]);
-    assert_eq!(health.unhealthy_since(&["G/mig", "G"]), Some(at(1)));
-    assert_eq!(health.unhealthy_since(&["H"]), None);
+    assert_eq!(broken_since(&health, &["G/mig", "G"]), Some(at(1)));
+    assert_eq!(broken_since(&health, &["H"]), None);
+}
+
+fn broken_since(health: &DeviceFaults, uuids: &[&str]) -> Option<Timestamp> {
+    health.since(uuids, FaultGrade::Broken)
+}
+
+fn grade(health: &DeviceFaults, device: &str) -> Option<FaultGrade> {
+    health.gravest(&[device]).map(Fault::grade)
+}
+
+#[test]
+fn what_a_probe_shows_has_a_grade() {
+    type Change = fn(&mut GpuProbe);
+    let cases: [(Change, FaultReason, FaultGrade); 17] = [
+        (
+            |it| it.remap_pending = Some(true),
+            FaultReason::RowRemapPending,
+            FaultGrade::Degraded,
+        ),
+        (
+            |it| it.remap_failed = Some(true),
+            FaultReason::RowRemapFailed,
+            FaultGrade::NoNewWork,
+        ),
+        (
+            |it| it.link_down = Some(true),
+            FaultReason::NvLinkDown,
+            FaultGrade::NoNewWork,
+        ),
+        (
+            |it| it.result = ProbeResult::Waits,
+            FaultReason::DriverBusy,
+            FaultGrade::NoNewWork,
+        ),
+        (
+            |it| it.result = ProbeResult::Hangs,
+            FaultReason::NotAnswering,
+            FaultGrade::Broken,
+        ),
+        (
+            |it| it.result = ProbeResult::Lost,
+            FaultReason::Lost,
+            FaultGrade::Broken,
+        ),
+        (
+            |it| (it.uncorrected_ecc, it.remap_pending, it.remap_failed) = (Some(1), None, None),
+            FaultReason::UncorrectedEcc,
+            FaultGrade::Broken,
+        ),
+        (
+            |it| (it.retirement_pending, it.double_bit_pending) = (Some(true), Some(false)),
+            FaultReason::PageRetirementPending,
+            FaultGrade::Degraded,
+        ),
+        (
+            |it| (it.retirement_pending, it.double_bit_pending) = (Some(true), Some(true)),
+            FaultReason::UncorrectedEcc,
+            FaultGrade::Broken,
+        ),
+        (
+            |it| it.recovery_action = Some(1),
+            FaultReason::RecoveryPending,
+            FaultGrade::Broken,
+        ),
+        (
+            |it| it.recovery_action = Some(2),
+            FaultReason::RecoveryPending,
+            FaultGrade::Broken,
+        ),
+        (
+            |it| it.recovery_action = Some(3),
+            FaultReason::RecoveryPending,
+            FaultGrade::NoNewWork,
+        ),
+        (
+            |it| it.recovery_action = Some(4),
+            FaultReason::RecoveryPending,
+            FaultGrade::NoNewWork,
+        ),
+        (
+            |it| it.recovery_action = Some(5),
+            FaultReason::RecoveryPending,
+            FaultGrade::NoNewWork,
+        ),
+        (
+            |it| it.recovery_action = Some(6),
+            FaultReason::RecoveryPending,
+            FaultGrade::Broken,
+        ),
+        (
+            |it| it.recovery_action = Some(7),
+            FaultReason::RecoveryPending,
+            FaultGrade::Broken,
+        ),
+        (
+            |it| it.recovery_action = Some(8),
+            FaultReason::RecoveryPending,
+            FaultGrade::NoNewWork,
+        ),
+    ];
+    for (change, reason, grade) in cases {
+        let mut health = DeviceFaults::default();
+        let mut probe = look("G", &health);
+        change(&mut probe);
+        let began = health.observe(HealthObservation::Probe(probe), &Rules::default(), at(1));
+        let [begun] = &began[..] else {
+            panic!("{reason:?}: {began:?}")
+        };
+        assert_eq!((begun.fault.reason, begun.fault.grade()), (reason, grade));
+        let whole = look("G", &health);
+        health.observe(HealthObservation::Probe(whole), &Rules::default(), at(2));
+        // Only the driver says that it asks for nothing more.
+        assert_eq!(health.faults.is_empty(), reason != FaultReason::RecoveryPending);
+    }
+}
+
+#[test]
+fn the_driver_grades_an_xid_where_it_reports_a_recovery_action_and_the_catalog_elsewhere() {
+    let rules = Rules::default();
+    for (number, expected) in [
+        (48, FaultGrade::Broken),
+        (74, FaultGrade::NoNewWork),
+        (149, FaultGrade::NoNewWork),
+        (9999, FaultGrade::Broken),
+    ] {
+        assert_eq!(grade(&with_xids(&rules, &[number]), "G"), Some(expected), "{number}");
+    }
+    let mut health = DeviceFaults::default();
+    let asks = |action, health: &DeviceFaults, ticket| GpuProbe {
+        recovery_action: Some(action),
+        ticket,
+        ..look("G", health)
+    };
+    let probe = asks(0, &health, 0);
+    health.observe(HealthObservation::Probe(probe), &rules, at(0));
+    for device in ["G", "G/mig"] {
+        health.observe(HealthObservation::Xid(device.to_owned(), 48), &rules, at(10));
+        assert_eq!(
+            grade(&health, device),
+            Some(FaultGrade::NoNewWork),
+            "the driver has not said yet"
+        );
+    }
+    for (action, expected, second) in [
+        (0, FaultGrade::NoNewWork, 20),
+        (1, FaultGrade::Broken, 30),
+        (6, FaultGrade::Broken, 40),
+        (4, FaultGrade::NoNewWork, 50),
+        (7, FaultGrade::Broken, 60),
+    ] {
+        // From before the XID, so that it ends nothing.
+        let probe = asks(action, &health, 0);
+        health.observe(HealthObservation::Probe(probe), &rules, at(second));
+        for device in ["G", "G/mig"] {
+            assert_eq!(grade(&health, device), Some(expected), "{action} {device}");
+        }
+        assert_eq!(health.since(&["G"], FaultGrade::NoNewWork), Some(at(10)));
+    }
+    assert_eq!(
+        broken_since(&health, &["G"]),
+        Some(at(60)),
+        "it was not broken in between"
+    );
+    let wishes = health.faults["G"]
+        .iter()
+        .filter(|fault| fault.reason == FaultReason::RecoveryPending);
+    assert_eq!(wishes.map(|fault| fault.recovery_action).collect::<Vec<_>>(), [Some(7)]);
+    let probe = asks(0, &health, health.ticket());
+    health.observe(HealthObservation::Probe(probe), &rules, at(70));
+    assert!(health.faults.is_empty());
+    assert_eq!(health.since(&["G"], FaultGrade::Degraded), None);
+}
+
+#[test]
+fn a_degraded_device_is_unhealthy_only_since_another_fault() {
+    let rules = Rules::default();
+    let mut health = DeviceFaults::default();
+    let mut probe = look("G", &health);
+    probe.remap_pending = Some(true);
+    health.observe(HealthObservation::Probe(probe.clone()), &rules, at(1));
+    assert_eq!(grade(&health, "G"), Some(FaultGrade::Degraded));
+    assert_eq!(health.since(&["G"], FaultGrade::NoNewWork), None);
+    probe.link_down = Some(true);
+    health.observe(HealthObservation::Probe(probe.clone()), &rules, at(2));
+    probe.result = ProbeResult::Lost;
+    health.observe(HealthObservation::Probe(probe), &rules, at(3));
+    let times =
+        [FaultGrade::Degraded, FaultGrade::NoNewWork, FaultGrade::Broken].map(|grade| health.since(&["G"], grade));
+    assert_eq!(times, [1, 2, 3].map(|second| Some(at(second))));
+    assert_eq!(health.gravest(&["G"]).unwrap().reason, FaultReason::Lost);
+}
+
+#[test]
+fn what_the_policy_ignores_does_not_begin_and_ends_at_once() {
+    let ignoring = Rules {
+        ignore: vec![IgnorableFault::NvLinkDown, IgnorableFault::FabricNotReady],
+        ..Rules::default()
+    };
+    let shows = |health: &DeviceFaults| {
+        let mut probe = look("G", health);
+        (probe.link_down, probe.remap_failed) = (Some(true), Some(true));
+        [
+            HealthObservation::Probe(probe),
+            HealthObservation::Fabric("G".to_owned(), false),
+        ]
+    };
+    let reasons = |health: &DeviceFaults| {
+        let faults = health.faults.get("G").into_iter().flatten();
+        faults.map(|fault| fault.reason).collect::<Vec<_>>()
+    };
+    let mut health = DeviceFaults::default();
+    for observation in shows(&health) {
+        health.observe(observation, &ignoring, at(1));
+    }
+    assert_eq!(reasons(&health), [FaultReason::RowRemapFailed]);
+    for observation in shows(&health) {
+        health.observe(observation, &Rules::default(), at(2));
+    }
+    assert_eq!(reasons(&health).len(), 3);
+    let ended = health.observe(run("a", "1"), &ignoring, at(3));
+    assert!(ended.len() == 2 && ended.iter().all(|it| !it.began), "{ended:?}");
+    assert_eq!(reasons(&health), [FaultReason::RowRemapFailed]);
+}
+
+#[test]
+fn a_gpu_that_has_not_joined_its_fabric_gets_no_work_until_it_has_and_needs_no_person() {
+    let rules = Rules {
+        recovery: Some(Recovery::Manual),
+        ..Rules::default()
+    };
+    let mut health = DeviceFaults::default();
+    let fabric = |is_ready| HealthObservation::Fabric("G".to_owned(), is_ready);
+    assert_eq!(health.observe(fabric(false), &rules, at(1)).len(), 1);
+    assert!(health.observe(fabric(false), &rules, at(2)).is_empty());
+    assert_eq!(grade(&health, "G"), Some(FaultGrade::NoNewWork));
+    let probe = look("G", &health);
+    for observation in [HealthObservation::Probe(probe), HealthObservation::Recovered(at(9))] {
+        assert!(health.observe(observation, &rules, at(10)).is_empty());
+    }
+    assert_eq!(health.observe(fabric(true), &rules, at(11)).len(), 1);
+    assert!(health.faults.is_empty());
 }
 
 #[test]
@@ -271,9 +514,9 @@ fn a_cause_is_told_before_the_wish_of_the_driver_that_came_first() {
     let mut wish = look("G", &health);
     wish.recovery_action = Some(2);
     health.observe(HealthObservation::Probe(wish), &rules, at(1));
-    assert_eq!(health.gravest(&["G"]).unwrap().reason, FaultReason::RebootPending);
+    assert_eq!(health.gravest(&["G"]).unwrap().reason, FaultReason::RecoveryPending);
     health.observe(HealthObservation::Xid("G".to_owned(), 95), &rules, at(2));
-    assert_eq!(health.gravest(&["G"]).unwrap().reason, FaultReason::RebootPending);
+    assert_eq!(health.gravest(&["G"]).unwrap().reason, FaultReason::RecoveryPending);
     health.observe(HealthObservation::Xid("G".to_owned(), 79), &rules, at(3));
     assert_eq!(health.gravest(&["G"]).unwrap().xid, Some(79));
 }
@@ -308,7 +551,8 @@ fn any_step() -> impl Strategy<Value = Step> {
                 ProbeResult::Responds,
                 ProbeResult::Lost,
                 ProbeResult::Fails,
-                ProbeResult::Hangs
+                ProbeResult::Hangs,
+                ProbeResult::Waits
             ]),
             0..2usize,
             any::<bool>(),
@@ -364,7 +608,7 @@ proptest! {
             for transition in &transitions {
                 prop_assert!(subject.is_some_and(|gpu| transition.device.starts_with(gpu)), "{step:?}: {transition:?}");
                 if !transition.began && transition.fault.reason == FaultReason::Xid {
-                    let Step::Look { action, answer, processes, pending, .. } = &step else {
+                    let Step::Look { action, answer, processes, .. } = &step else {
                         return Err(TestCaseError::fail(format!("{step:?} ended {transition:?}")));
                     };
                     let cured = match transition.fault.resolution() {
@@ -372,7 +616,7 @@ proptest! {
                         Resolution::CheckLinks | Resolution::ResetGpu => transition.fault.cure >= Cure::Reset,
                         Resolution::RestartVm | Resolution::RebootNode => transition.fault.cure == Cure::Boot,
                     };
-                    prop_assert!(*answer == ProbeResult::Responds && !pending, "{step:?}");
+                    prop_assert!(*answer == ProbeResult::Responds, "{step:?}");
                     prop_assert!(action.map_or(cured, |action| action == 0), "{step:?}: {transition:?}");
                 }
             }
