@@ -102,6 +102,10 @@ pub(crate) fn field(call: &GpuCall, id: u32) -> Answer<u32> {
         field::NVML_FI_DEV_RETIRED_SBE => count(retired_pages(call, SINGLE_BIT)?.len()),
         field::NVML_FI_DEV_RETIRED_DBE => count(retired_pages(call, DOUBLE_BIT)?.len()),
         field::NVML_FI_DEV_RETIRED_PENDING => retired_pages_pending(call).map(u32::from),
+        field::NVML_FI_DEV_RETIRED_PENDING_DBE => {
+            let is_pending = retired_pages_pending(call)?;
+            Ok(u32::from(is_pending && call.state().retired_pages.pending_double_bit))
+        }
         field::NVML_FI_DEV_REMAPPED_COR => remapped_rows(call).map(|[rows, ..]| rows),
         field::NVML_FI_DEV_REMAPPED_UNC => remapped_rows(call).map(|[_, rows, ..]| rows),
         field::NVML_FI_DEV_REMAPPED_PENDING => remapped_rows(call).map(|[.., pending, _]| pending),

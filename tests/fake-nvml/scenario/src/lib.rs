@@ -31,6 +31,8 @@ pub use mig::{ComputeInstance, GpuInstance, MigGroup};
 pub use mig_profile::{ComputeProfile, Engines, MigProfile};
 pub use return_code::{ReturnCode, UnknownReturnCode};
 pub use scenario::{AdditionalBoards, Fabric, SCENARIO_FILE, Scenario, ScenarioError};
-pub use state::{EccCounts, Event, GpuProcess, GpuState, ProcessKind, RecoveryAction, RetiredPages, RowRemap, State};
+pub use state::{
+    EccCounts, Event, FabricState, GpuProcess, GpuState, ProcessKind, RecoveryAction, RetiredPages, RowRemap, State,
+};
 pub use state_file::{STATE_FILE, StateError, StateFile};
 pub use topology::{DGX1_VOLTA_LINKS, PcieLevel, Topology};

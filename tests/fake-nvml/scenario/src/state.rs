@@ -61,6 +61,8 @@ pub struct GpuState {
     pub links_down: Vec<u32>,
     /// Action that the driver requests to recover the GPU.
     pub recovery_action: RecoveryAction,
+    /// Registration of the GPU in its `NVLink` fabric, on boards that have one.
+    pub fabric: FabricState,
 }
 
 /// An XID that happened.
@@ -124,6 +126,8 @@ pub struct RetiredPages {
     pub double_bit: Vec<u64>,
     /// A page waits for the next driver load to be retired.
     pub pending: bool,
+    /// A page that waits had a double bit error.
+    pub pending_double_bit: bool,
 }
 
 /// Remapped rows of a board.
@@ -155,8 +159,26 @@ pub enum RecoveryAction {
     DrainP2p = 3,
     /// Let work end, then reset.
     DrainAndReset = 4,
-    /// A number with different meanings in different drivers.
-    Unassigned = 5,
+    /// Recover the IMEX domain. Some drivers of r575 mean a bus reset.
+    RecoverImexDomain = 5,
+    /// Reset the GPU by its bus (NVML 615).
+    BusReset = 6,
+    /// Reboot the system (NVML 615).
+    SystemReboot = 7,
+}
+
+/// Registration of a GPU by Fabric Manager. The links to `NVSwitches` are down until it is completed.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum FabricState {
+    /// The GPU has joined the fabric.
+    #[default]
+    Completed,
+    /// Fabric Manager has not found the GPU, as after each boot.
+    NotStarted,
+    /// Fabric Manager is at work, or the partition of the GPU is not activated.
+    InProgress,
+    /// The registration is completed, with an error.
+    Failed,
 }
 
 impl State {

@@ -94,7 +94,10 @@ fn on_link(function: &str, device: DeviceHandle, link: c_uint, body: impl FnOnce
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetNvLinkState(device: DeviceHandle, link: c_uint, active: Out<c_uint>) -> nvmlReturn_t {
     on_link("nvmlDeviceGetNvLinkState", device, link, |gpu| {
-        let is_up = links::port(gpu.hardware()?, link)?.is_some() && !gpu.state().links_down.contains(&link);
+        let is_up = match links::port(gpu.hardware()?, link)? {
+            Some(connected) => !gpu.state().links_down.contains(&link) && !fabric::keeps_down(gpu, connected)?,
+            None => false,
+        };
         active.set(u32::from(is_up))
     })
 }
@@ -199,9 +202,7 @@ extern "C" fn nvmlDeviceGetMemoryAffinity(
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetGpuFabricInfo(device: DeviceHandle, info: Out<nvmlGpuFabricInfo_t>) -> nvmlReturn_t {
-    on_gpu("nvmlDeviceGetGpuFabricInfo", device, |gpu| {
-        info.set(fabric::info(gpu.hardware()?)?)
-    })
+    on_gpu("nvmlDeviceGetGpuFabricInfo", device, |gpu| info.set(fabric::info(gpu)?))
 }
 
 #[unsafe(no_mangle)]
@@ -209,10 +210,10 @@ extern "C" fn nvmlDeviceGetGpuFabricInfoV(device: DeviceHandle, info: Out<nvmlGp
     on_gpu("nvmlDeviceGetGpuFabricInfoV", device, |gpu| {
         let version = info.version()?;
         if version == struct_version::<nvmlGpuFabricInfo_v2_t>(2) {
-            info.as_version().set(fabric::info_v2(gpu.hardware()?, version)?)
+            info.as_version().set(fabric::info_v2(gpu, version)?)
         } else {
             info.require_version(3)?;
-            info.set(fabric::info_v3(gpu.hardware()?, version)?)
+            info.set(fabric::info_v3(gpu, version)?)
         }
     })
 }

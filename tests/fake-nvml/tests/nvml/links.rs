@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use gpunode_scenario::{DGX1_VOLTA_LINKS, ReturnCode, Topology};
+use gpunode_scenario::{DGX1_VOLTA_LINKS, FabricState, ReturnCode, Topology};
 use nvml_wrapper::{
     enum_wrappers::device::{P2pCapabilitiesIndex, P2pStatus, TopologyLevel},
     error::NvmlError,
@@ -183,4 +183,25 @@ fn a_link_goes_down_alone_and_comes_back() {
     assert_eq!((up(3), up(2)), (vec![0, 2, 3, 5], (0..6).collect()));
     node.state().update_gpu(3, |state| state.links_down.clear()).unwrap();
     assert_eq!(up(3), (0..6).collect::<Vec<_>>());
+}
+
+#[test]
+fn links_to_switches_are_down_until_the_gpu_has_joined_the_fabric() {
+    let node = TestNode::new("NVIDIA H100 80GB HBM3", 2, Topology::NvSwitch);
+    for (state, number, is_up) in [
+        (FabricState::NotStarted, 1, false),
+        (FabricState::InProgress, 2, false),
+        (FabricState::Failed, 3, false),
+        (FabricState::Completed, 3, true),
+    ] {
+        node.state().update_gpu(1, |gpu| gpu.fabric = state).unwrap();
+        let info = raw::fabric(node.nvml(), &node.device(1), 0x0300_0028).unwrap();
+        assert_eq!((info.state, info.status == 0), (number, state != FabricState::Failed));
+        assert_eq!(
+            node.device(1).link_wrapper_for(0).is_active().unwrap(),
+            is_up,
+            "{state:?}"
+        );
+        assert!(node.device(0).link_wrapper_for(0).is_active().unwrap());
+    }
 }
