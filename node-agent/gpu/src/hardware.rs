@@ -11,5 +11,5 @@ mod inventory;
 mod product;
 
 pub use device::Device;
-pub use inventory::{Gpu, Inventory, MigInstance};
+pub use inventory::{FabricRegistration, Gpu, Inventory, MigInstance};
 pub use product::product_label;

@@ -31,8 +31,10 @@ pub use desired::{
     desired_devices,
 };
 pub use gpunode_config::{Allocation, Architecture};
-pub use gpunode_crds::{Fabric, FaultGrade, FaultReason, GpuLink, GpuMode, LinkLevel, MigDevice, MigEngines, MigMode, MigSlices};
-pub use hardware::{Device, Gpu, Inventory, MigInstance, product_label};
+pub use gpunode_crds::{
+    Fabric, FaultGrade, FaultReason, GpuLink, GpuMode, LinkLevel, MigDevice, MigEngines, MigMode, MigSlices,
+};
+pub use hardware::{Device, FabricRegistration, Gpu, Inventory, MigInstance, product_label};
 pub use health::{
     DeviceFaults, Fault, FaultTransition, GpuProbe, HealthObservation, LastXids, MigProbe, ProbeResult, Resolution,
     RunId, describe_xid, recovery_request,

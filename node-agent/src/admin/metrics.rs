@@ -88,6 +88,7 @@ struct ByCall {
 struct ByFault {
     gpu: String,
     reason: &'static str,
+    grade: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -215,13 +216,13 @@ impl AgentMetrics {
         }
     }
 
-    /// Sets the faulty devices: the index of each, such as `3` or `3:1`, with the reason of its most serious fault. The index is
-    /// unknown while the driver does not list the device.
-    pub fn set_faults(&self, devices: impl Iterator<Item = (Option<String>, &'static str)>) {
+    /// Sets the faulty devices: the index of each, such as `3` or `3:1`, with reason and grade of its most serious fault. The
+    /// index is unknown while the driver does not list the device.
+    pub fn set_faults(&self, devices: impl Iterator<Item = (Option<String>, &'static str, &'static str)>) {
         self.0.faults.clear();
-        for (gpu, reason) in devices {
+        for (gpu, reason, grade) in devices {
             let gpu = gpu.unwrap_or_else(|| UNKNOWN.to_owned());
-            self.0.faults.get_or_create(&ByFault { gpu, reason }).inc();
+            self.0.faults.get_or_create(&ByFault { gpu, reason, grade }).inc();
         }
     }
 
@@ -326,17 +327,17 @@ mod tests {
     fn a_gpu_with_a_fault_is_one_series_with_its_index_and_held_shares_are_summed() {
         let metrics = AgentMetrics::new();
         let faults = [
-            (Some("1".to_owned()), "Xid"),
-            (Some("3:0".to_owned()), "Lost"),
-            (None, "Xid"),
+            (Some("1".to_owned()), "Xid", "NoNewWork"),
+            (Some("3:0".to_owned()), "Lost", "Broken"),
+            (None, "Xid", "Broken"),
         ];
         metrics.set_faults(faults.into_iter());
         metrics.set_held_shares([("a.b/c", 0), ("a.b/c", 2), ("a.b/d", 0), ("a.b/c", 1)].into_iter());
         let text = metrics.render();
         for series in [
-            r#"gpunode_agent_faults{gpu="1",reason="Xid"} 1"#,
-            r#"gpunode_agent_faults{gpu="3:0",reason="Lost"} 1"#,
-            r#"gpunode_agent_faults{gpu="unknown",reason="Xid"} 1"#,
+            r#"gpunode_agent_faults{gpu="1",reason="Xid",grade="NoNewWork"} 1"#,
+            r#"gpunode_agent_faults{gpu="3:0",reason="Lost",grade="Broken"} 1"#,
+            r#"gpunode_agent_faults{gpu="unknown",reason="Xid",grade="Broken"} 1"#,
             r#"gpunode_agent_held_shares{resource="a.b/c"} 3"#,
             r#"gpunode_agent_held_shares{resource="a.b/d"} 0"#,
         ] {

@@ -23,6 +23,8 @@ const CONTROLLER: &str = "gpunode-agent";
 pub enum EventReason {
     /// A GPU or MIG device became faulty.
     GpuUnhealthy,
+    /// A GPU has a fault that affects no work.
+    GpuDegraded,
     /// A GPU or MIG device recovered.
     GpuHealthy,
     /// The driver reported an XID that makes no device unhealthy.
@@ -102,6 +104,7 @@ impl EventPublisher {
 fn content(pending: PendingEvent, node: ObjectReference) -> EventContent {
     let (is_warning, reason, action) = match pending.reason {
         EventReason::GpuUnhealthy => (true, "GpuUnhealthy", "WithholdDevice"),
+        EventReason::GpuDegraded => (true, "GpuDegraded", "OfferDevice"),
         EventReason::GpuHealthy => (false, "GpuHealthy", "OfferDevice"),
         EventReason::GpuXid => (false, "GpuXid", "OfferDevice"),
         EventReason::StateFileCorrupt => (true, "StateFileCorrupt", "SetAside"),

@@ -232,7 +232,7 @@ impl DeviceState {
 }
 
 impl DeviceSnapshot {
-    /// Returns true if a device or its GPU has a fault other than a dead MPS daemon.
+    /// Returns true if a device or its GPU is withheld for a fault other than a dead MPS daemon.
     pub fn is_faulty(&self, device: &str, health: &NodeHealth) -> bool {
         let gpu = self
             .assignments
@@ -241,7 +241,9 @@ impl DeviceSnapshot {
         let mut faults = health.faults.iter().flat_map(DeviceFaults::devices);
         faults.any(|(faulty, faults)| {
             (faulty == device || Some(faulty) == gpu)
-                && faults.iter().any(|fault| fault.reason != FaultReason::MpsDaemonDied)
+                && faults
+                    .iter()
+                    .any(|fault| fault.withholds() && fault.reason != FaultReason::MpsDaemonDied)
         })
     }
 }

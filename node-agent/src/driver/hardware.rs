@@ -1,7 +1,7 @@
 //! The hardware of the node and the state of its driver, as the last probe found them.
 
 use crate::driver::{machine::MachineInfo, nvml::DriverReading};
-use gpunode_gpu::{Inventory, MigMode, RunId};
+use gpunode_gpu::{Gpu, Inventory, MigMode, RunId};
 
 /// Result of a hardware probe.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -70,6 +70,12 @@ impl Hardware {
     pub fn is_divided(&self) -> bool {
         self.inventory()
             .is_some_and(|found| found.gpus.iter().any(|gpu| gpu.mig_mode == Some(MigMode::Enabled)))
+    }
+
+    /// True while a GPU has not joined its NVLink fabric.
+    pub fn waits_for_fabric(&self) -> bool {
+        self.inventory()
+            .is_some_and(|found| found.gpus.iter().any(Gpu::waits_for_fabric))
     }
 
     /// Returns the problem of the driver, or of its GPUs.

@@ -26,7 +26,8 @@ const MAX_RETRY: Duration = Duration::from_secs(30);
 /// Interval for comparing sysfs and the driver's file with the last probe. A replaced driver is in use again within 10 s,
 /// including the end of the session with the old one.
 const RECHECK: Duration = Duration::from_secs(2);
-/// Interval for reading MIG instances from the driver when the kernel does not list them.
+/// Interval for reading facts that only the driver shows: MIG instances that the kernel does not list, and GPUs that join
+/// their NVLink fabric.
 const BLIND_RECHECK: Duration = Duration::from_mins(1);
 /// Time limit for the sessions of other tasks to end, and the pause between two looks.
 const SESSIONS_TIMEOUT: Duration = Duration::from_secs(10);
@@ -95,8 +96,8 @@ impl HardwareWatch {
                 metrics.nvml_error(call);
             }
             let settled = is_current && hardware.problem().is_none();
-            // Only the driver knows of MIG instances that come and go.
-            let blind = traces.instances.is_none() && hardware.is_divided();
+            // Only the driver knows of MIG instances that come and go, and of a fabric, which brings links and a clique.
+            let blind = (traces.instances.is_none() && hardware.is_divided()) || hardware.waits_for_fabric();
             publish(&hardware_sender, hardware);
             retry = if settled { MIN_RETRY } else { (retry * 2).min(MAX_RETRY) };
             let next = match (settled, blind) {

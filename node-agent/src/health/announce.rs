@@ -17,12 +17,13 @@ pub fn fault_began(
 ) {
     let (reason, meaning) = (fault.reason.as_str(), fault_text::meaning(fault));
     let name = devices.name(device);
-    let (action, waits_for) = (fault.resolution().advice(), fault.waits_for(rules));
+    let (action, waits_for) = (fault.advice(), fault.waits_for(rules));
     let holders = Vec::from_iter(devices.pods(device, holders)).join(", ");
     warn!(
         device,
         name,
         reason,
+        grade = fault.grade().as_str(),
         xid = fault.xid,
         meaning,
         action,
@@ -36,7 +37,12 @@ pub fn fault_began(
         format!("; held by {holders}")
     };
     let note = format!("{name} ({device}): {meaning}; {action}; clears after: {waits_for}{held}");
-    events.send(EventReason::GpuUnhealthy, series(device, fault), note);
+    let event = if fault.withholds() {
+        EventReason::GpuUnhealthy
+    } else {
+        EventReason::GpuDegraded
+    };
+    events.send(event, series(device, fault), note);
 }
 
 /// Logs an XID that makes no device unhealthy, and sends an event of the Node: the application that was hit may fail all the
@@ -67,7 +73,7 @@ pub fn xid_does_not_count(
     );
 }
 
-/// Logs a fault that cleared, and sends an event of the Node if it was the device's last one.
+/// Logs a fault that cleared, and sends an event of the Node if no other withholds the device.
 pub fn fault_cleared(device: &str, fault: &Fault, healthy: bool, devices: &KnownDevices, events: &NodeEventSender) {
     let (reason, meaning) = (fault.reason.as_str(), fault_text::meaning(fault));
     let name = devices.name(device);

@@ -2,7 +2,7 @@
 
 use gpunode_config::HealthRules as Rules;
 use gpunode_crds::{DeviceHealth, HealthState};
-use gpunode_gpu::{DeviceFaults, Fault, FaultReason, Resolution, describe_xid};
+use gpunode_gpu::{DeviceFaults, Fault, FaultGrade, FaultReason, Resolution, describe_xid, recovery_request};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 /// Describes a fault, such as `XID 79: GPU has fallen off the bus`.
@@ -12,14 +12,20 @@ pub fn meaning(fault: &Fault) -> String {
         (FaultReason::Xid, None) => "an XID",
         (FaultReason::Lost, _) => "the GPU has fallen off the bus",
         (FaultReason::NotAnswering, _) => "calls to the driver about the device fail",
-        (FaultReason::RecoveryPending, _) => "the driver asks for a reset of the GPU",
-        (FaultReason::RebootPending, _) => "the driver asks for a reboot of the node",
+        (FaultReason::RecoveryPending, _) => match fault.recovery_action {
+            Some(action) => return recovery_request(action),
+            None => "the driver asks for a reset of the GPU",
+        },
         (FaultReason::UncorrectedEcc, _) => "uncorrected memory errors",
         (FaultReason::RowRemapPending, _) => "memory rows are to be remapped by a GPU reset",
         (FaultReason::RowRemapFailed, _) => "memory rows could not be remapped",
         (FaultReason::PageRetirementPending, _) => "memory pages are to be retired by a GPU reset",
         (FaultReason::NvLinkDown, _) => "an NVLink is down",
         (FaultReason::MpsDaemonDied, _) => "the MPS control daemon died",
+        (FaultReason::FabricNotReady, _) => {
+            "the GPU has not joined its NVLink fabric; CUDA fails with error 802 until then"
+        }
+        (FaultReason::DriverBusy, _) => "the driver answers no call for the device while another GPU hangs",
     };
     text.to_owned()
 }
@@ -41,18 +47,26 @@ pub fn xid_advice(xid: i32) -> &'static str {
     }
 }
 
-/// Returns the health of the device that these UUIDs make up: its gravest fault, and the time of its first one.
+/// Returns the health of the device that these UUIDs make up: its gravest fault, and the times of its grades.
 pub fn health(faults: &DeviceFaults, uuids: &[&str], rules: &Rules) -> DeviceHealth {
     let Some(fault) = faults.gravest(uuids) else {
         return DeviceHealth::default();
     };
+    let grade = fault.grade();
+    let state = if fault.withholds() {
+        HealthState::Unhealthy
+    } else {
+        HealthState::Healthy
+    };
     DeviceHealth {
-        state: HealthState::Unhealthy,
-        reason: Some(fault.reason.published()),
+        state,
+        grade: Some(grade),
+        reason: Some(fault.reason),
         xid: fault.xid,
         message: Some(meaning(fault)),
-        action: Some(fault.resolution().advice().to_owned()),
+        action: Some(fault.advice().to_owned()),
         waits_for: Some(fault.waits_for(rules).to_owned()),
-        since: faults.unhealthy_since(uuids).map(Time),
+        since: faults.since(uuids, grade.min(FaultGrade::NoNewWork)).map(Time),
+        broken_since: faults.since(uuids, FaultGrade::Broken).map(Time),
     }
 }

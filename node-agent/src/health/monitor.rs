@@ -25,7 +25,10 @@ use crate::{
     runtime::channel::send_if_new,
 };
 use gpunode_config::HealthRules as Rules;
-use gpunode_gpu::{FaultReason, FaultTransition, GpuProbe, HealthObservation, Inventory, LastXids, ProbeResult};
+use gpunode_gpu::{
+    FabricRegistration, Fault, FaultReason, FaultTransition, GpuProbe, HealthObservation, Inventory, LastXids,
+    ProbeResult,
+};
 use jiff::Timestamp;
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -134,7 +137,10 @@ impl HealthMonitor {
             tokio::select! {
                 Some(event) = inputs.events.recv() => self.handle_driver_event(event),
                 Ok(()) = inputs.hardware.changed() => self.handle_hardware(),
-                Ok(()) = inputs.rules.changed() => self.probes.probe_soon(Instant::now()),
+                Ok(()) = inputs.rules.changed() => {
+                    self.observe_fabrics();
+                    self.probes.probe_soon(Instant::now());
+                }
                 Ok(()) = inputs.gpu_node.changed() => self.handle_gpu_node(),
                 _ = changes.changed() => self.check_daemons(),
                 event = self.probes.next() => self.handle_probe_event(event),
@@ -210,6 +216,7 @@ impl HealthMonitor {
                 .retain(|gpu, _| health.has_fault(gpu, FaultReason::NvLinkDown));
         }
         self.observe(HealthObservation::Run(hardware.run.clone()));
+        self.observe_fabrics();
         for gpu in &reading.lost {
             let target = ProbeTarget {
                 gpu: gpu.clone(),
@@ -228,6 +235,26 @@ impl HealthMonitor {
             self.announced_xids.forget(|device| !devices.has(device));
         }
         self.probes.probe_soon(Instant::now());
+    }
+
+    /// Takes in which GPUs have joined their NVLink fabric, by the last reading of the hardware.
+    fn observe_fabrics(&mut self) {
+        let hardware = self.inputs.hardware.borrow().clone();
+        let inventory = hardware.as_deref().and_then(Hardware::answering);
+        for gpu in inventory.map_or(&[][..], |inventory| &inventory.gpus) {
+            let is_ready = !gpu.waits_for_fabric();
+            self.observe(HealthObservation::Fabric(gpu.uuid.clone(), is_ready));
+        }
+    }
+
+    /// Reads the hardware again if a probe shows another fabric than the last reading: links and clique have changed, too.
+    fn compare_fabric(&self, gpu: &str, fabric: Option<&FabricRegistration>) {
+        let hardware = self.inputs.hardware.borrow().clone();
+        let inventory = hardware.as_deref().and_then(Hardware::answering);
+        let known = inventory.and_then(|inventory| inventory.gpus.iter().find(|known| known.uuid == gpu));
+        if known.is_some_and(|known| known.fabric.as_ref() != fabric) {
+            self.inputs.probe_now.notify_one();
+        }
     }
 
     /// Drops the faults of MIG devices that no longer exist.
@@ -307,7 +334,7 @@ impl HealthMonitor {
             let holders = self.inputs.manager.holders();
             announce::fault_began(device, fault, rules, &devices, &holders, events);
         } else {
-            let healthy = self.saved.health.gravest(&[device]).is_none();
+            let healthy = !self.saved.health.gravest(&[device]).is_some_and(Fault::withholds);
             announce::fault_cleared(device, fault, healthy, &devices, events);
         }
     }
@@ -333,7 +360,7 @@ impl HealthMonitor {
         let gravest = present.filter_map(|(device, _)| Some((devices.index(device), health.gravest(&[device])?)));
         self.inputs
             .metrics
-            .set_faults(gravest.map(|(index, fault)| (index, fault.reason.as_str())));
+            .set_faults(gravest.map(|(index, fault)| (index, fault.reason.as_str(), fault.grade().as_str())));
         let rules = self.inputs.rules.borrow().clone();
         let faults = Some(self.saved.health.clone());
         let health = NodeHealth {
@@ -385,6 +412,7 @@ impl HealthMonitor {
         let ProbeReport {
             mut probe,
             links,
+            fabric,
             failed,
         } = report;
         let gpu = probe.gpu.clone();
@@ -399,6 +427,7 @@ impl HealthMonitor {
             }
         }
         if probe.result == ProbeResult::Responds {
+            self.compare_fabric(&gpu, fabric.as_ref());
             compare_links(&mut probe, links, &mut self.saved, &mut self.links_read);
             if let Some(errors) = probe.uncorrected_ecc
                 && self

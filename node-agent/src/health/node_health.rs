@@ -22,10 +22,11 @@ impl NodeHealth {
     /// Returns the reason why a device cannot be allocated, by UUID.
     pub fn reasons(&self) -> impl Iterator<Item = (String, String)> {
         self.faults.iter().flat_map(|health| {
-            let broken = health
+            let faulty = health
                 .devices()
                 .filter_map(|(device, _)| Some((device, health.gravest(&[device])?)));
-            broken.map(|(device, fault)| (device.to_owned(), fault_text::meaning(fault)))
+            let withheld = faulty.filter(|(_, fault)| fault.withholds());
+            withheld.map(|(device, fault)| (device.to_owned(), fault_text::meaning(fault)))
         })
     }
 }

@@ -42,7 +42,7 @@ pub enum ProbeEvent {
     Recovered(Timestamp),
     /// A GPU was probed.
     Probed(Box<ProbeReport>),
-    /// A GPU did not answer in time. The others are probed without it from now on.
+    /// A GPU did not answer in time, or waits behind one that hangs. The others are probed without it from now on.
     Hangs(GpuProbe),
     /// The driver could not be opened.
     Failed,
@@ -211,14 +211,15 @@ impl ProbeLoop {
             });
             return (!is_suspect).then_some(ProbeEvent::Failed);
         }
-        let event = ProbeEvent::Hangs(hangs(&gpu));
+        let mut probe = hangs(&gpu);
         self.hanging.insert(gpu.clone());
         if is_suspect {
             self.suspects.insert(gpu.clone());
+            probe.result = ProbeResult::Waits;
         }
         self.answers.spawn(async move { (gpu, round.events.recv().await) });
         self.next = Instant::now();
-        (!is_suspect).then_some(event)
+        Some(ProbeEvent::Hangs(probe))
     }
 }
 

@@ -21,7 +21,7 @@ pub fn device(gpu: &gpu::Gpu, node_health: &NodeHealth) -> GpuDevice {
         health: health(node_health, &[&gpu.uuid]),
         numa_node: gpu.numa_node,
         mode: gpu.mode,
-        fabric: gpu.fabric.clone(),
+        fabric: gpu.fabric.as_ref().and_then(|fabric| fabric.place.clone()),
         last_xid: last_xid(node_health, &gpu.uuid),
         missing_since: None,
         mig_mode: gpu.mig_mode,

@@ -16,15 +16,20 @@ pub fn set_health_times(status: &mut GpuNodeStatus, before: &GpuNodeStatus, now:
         .filter_map(|(uuid, health)| Some((uuid.to_owned(), health.take()?)))
         .collect();
     for (uuid, health) in status.gpus.iter_mut().flat_map(devices) {
-        let Some(health) = health.as_mut().filter(|health| health.state == HealthState::Healthy) else {
+        let Some(health) = health.as_mut().filter(|health| is_whole(health)) else {
             continue;
         };
         health.since = match before.get(uuid) {
-            Some(before) if before.state == HealthState::Healthy => before.since.clone(),
+            Some(before) if is_whole(before) => before.since.clone(),
             Some(_) => Some(Time(now)),
             None => None,
         };
     }
+}
+
+/// Returns true for a healthy device that is not degraded, whose fault has the time.
+fn is_whole(health: &DeviceHealth) -> bool {
+    health.state == HealthState::Healthy && health.grade.is_none()
 }
 
 /// Returns the health of a GPU and of its MIG devices.
@@ -39,6 +44,7 @@ fn devices(gpu: &mut GpuDevice) -> impl Iterator<Item = (&str, &mut Option<Devic
 #[cfg(test)]
 mod tests {
     use super::*;
+    use gpunode_crds::FaultGrade;
 
     fn of(state: HealthState) -> GpuNodeStatus {
         let health = Some(DeviceHealth {
@@ -67,5 +73,13 @@ mod tests {
         let mut later = of(HealthState::Healthy);
         set_health_times(&mut later, &again, at(3));
         assert_eq!(since(&later), Some(Time(at(2))));
+        let mut degraded = of(HealthState::Healthy);
+        let health = degraded.gpus[0].health.as_mut().unwrap();
+        (health.grade, health.since) = (Some(FaultGrade::Degraded), Some(Time(at(4))));
+        set_health_times(&mut degraded, &later, at(5));
+        assert_eq!(since(&degraded), Some(Time(at(4))));
+        let mut whole = of(HealthState::Healthy);
+        set_health_times(&mut whole, &degraded, at(6));
+        assert_eq!(since(&whole), Some(Time(at(6))));
     }
 }

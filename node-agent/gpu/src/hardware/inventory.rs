@@ -36,14 +36,23 @@ pub struct Gpu {
     pub minor: Option<u32>,
     /// Use by its PCI class; absent if sysfs does not show it.
     pub mode: Option<GpuMode>,
-    /// Its NVLink fabric; absent without a fabric that spans nodes.
-    pub fabric: Option<Fabric>,
+    /// Its NVLink fabric; absent on boards without one.
+    pub fabric: Option<FabricRegistration>,
     /// MIG mode; absent if the GPU has no MIG.
     pub mig_mode: Option<MigMode>,
     /// Its MIG devices, ordered by index.
     pub mig_devices: Vec<MigInstance>,
     /// Links to the other GPUs of the node, ordered by index.
     pub links: Vec<GpuLink>,
+}
+
+/// Registration of a GPU in an NVLink fabric.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FabricRegistration {
+    /// True if the GPU has joined the fabric. CUDA fails with error 802 before.
+    pub is_complete: bool,
+    /// Place in a fabric that spans nodes.
+    pub place: Option<Fabric>,
 }
 
 /// A compute instance of a GPU divided by MIG, as NVML describes it.
@@ -69,6 +78,12 @@ impl Gpu {
     /// Returns the product name in label form, such as `Tesla-V100-SXM2-32GB`.
     pub fn product(&self) -> String {
         product_label(&self.name)
+    }
+
+    /// Returns true while CUDA cannot use the GPU because it has not joined its NVLink fabric. MIG devices use no fabric.
+    pub fn waits_for_fabric(&self) -> bool {
+        let has_joined = self.fabric.as_ref().is_none_or(|fabric| fabric.is_complete);
+        !has_joined && self.mig_mode != Some(MigMode::Enabled)
     }
 
     /// Returns the architecture of the compute capability, as GPU feature discovery does.

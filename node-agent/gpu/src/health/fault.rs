@@ -71,6 +71,11 @@ impl Fault {
         }
     }
 
+    /// Returns true if its device gets no new work.
+    pub fn withholds(&self) -> bool {
+        self.grade() > FaultGrade::Degraded
+    }
+
     /// Returns the repair that clears it.
     pub fn resolution(&self) -> Resolution {
         match self.reason {

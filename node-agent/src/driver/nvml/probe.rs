@@ -3,9 +3,10 @@
 use super::{
     error::{DriverError, FailedCall, failed_in},
     lookup::{GpuAddress, find_gpu, find_mig_device},
+    raw,
     session::open,
 };
-use gpunode_gpu::{GpuProbe, MigProbe, ProbeResult};
+use gpunode_gpu::{FabricRegistration, GpuProbe, MigProbe, ProbeResult};
 use nvml_wrapper::{
     Device, Nvml,
     enum_wrappers::device::{EccCounter, MemoryError},
@@ -18,6 +19,7 @@ use nvml_wrapper_sys::bindings::{
     field_id::{
         NVML_FI_DEV_GET_GPU_RECOVERY_ACTION as RECOVERY_ACTION, NVML_FI_DEV_REMAPPED_FAILURE as REMAPPED_FAILURE,
         NVML_FI_DEV_REMAPPED_PENDING as REMAPPED_PENDING, NVML_FI_DEV_RETIRED_PENDING as RETIRED_PENDING,
+        NVML_FI_DEV_RETIRED_PENDING_DBE as DOUBLE_BIT_PENDING,
     },
 };
 use std::{ops::ControlFlow, path::Path};
@@ -47,8 +49,11 @@ pub struct ProbeTarget {
 pub struct ProbeReport {
     /// The result.
     pub probe: GpuProbe,
-    /// The probed NVLinks that are up; none when MIG is on, which takes those of an A100 down.
+    /// The probed NVLinks that are up; none when MIG is on, which takes those of an A100 down, and before the GPU has joined
+    /// its fabric.
     pub links: Option<Vec<u32>>,
+    /// Registration of the GPU in its NVLink fabric.
+    pub fabric: Option<FabricRegistration>,
     /// The calls that failed, each with the UUID of the GPU or MIG device.
     pub failed: Vec<(String, FailedCall)>,
 }
@@ -66,6 +71,7 @@ pub fn probe(
         let mut report = ProbeReport {
             probe: unanswered(target),
             links: None,
+            fabric: None,
             failed: Vec::new(),
         };
         if let Err((call, error)) = fill_report(&nvml, target, &mut report) {
@@ -92,6 +98,7 @@ pub fn unanswered(target: &ProbeTarget) -> GpuProbe {
         remap_pending: None,
         remap_failed: None,
         retirement_pending: None,
+        double_bit_pending: None,
         link_down: None,
         processes: None,
         instances: Vec::new(),
@@ -111,9 +118,11 @@ fn fill_report(nvml: &Nvml, target: &ProbeTarget, report: &mut ProbeReport) -> R
         if_supported(device.total_ecc_errors(MemoryError::Uncorrected, EccCounter::Volatile))
             .map_err(failed_in("nvmlDeviceGetTotalEccErrors"))?;
     let mig = if_supported(device.mig_mode()).map_err(failed_in("nvmlDeviceGetMigMode"))?;
+    report.fabric = raw::fabric(&device);
+    let has_joined = report.fabric.as_ref().is_none_or(|fabric| fabric.is_complete);
     if mig.is_some_and(|mode| mode.current == NVML_DEVICE_MIG_ENABLE) {
         report.probe.link_down = Some(false);
-    } else {
+    } else if has_joined {
         let up = links(&device, target.links.as_deref()).map_err(failed_in("nvmlDeviceGetNvLinkState"))?;
         report.probe.link_down = target.links.as_ref().map(|before| before.len() > up.len());
         report.links = Some(up);
@@ -143,7 +152,13 @@ fn probe_instance(gpu: &Device<'_>, index: u32, uuid: &str, count: bool) -> Resu
 }
 
 fn fields(device: &Device<'_>, probe: &mut GpuProbe) -> Result<(), NvmlError> {
-    let ids = [RECOVERY_ACTION, REMAPPED_PENDING, REMAPPED_FAILURE, RETIRED_PENDING];
+    let ids = [
+        RECOVERY_ACTION,
+        REMAPPED_PENDING,
+        REMAPPED_FAILURE,
+        RETIRED_PENDING,
+        DOUBLE_BIT_PENDING,
+    ];
     let Some(answers) = if_supported(device.field_values_for(&ids.map(FieldId)))? else {
         return Ok(());
     };
@@ -164,6 +179,7 @@ fn fields(device: &Device<'_>, probe: &mut GpuProbe) -> Result<(), NvmlError> {
     probe.remap_pending = next()?.map(|value| value != 0);
     probe.remap_failed = next()?.map(|value| value != 0);
     probe.retirement_pending = next()?.map(|value| value != 0);
+    probe.double_bit_pending = next()?.map(|value| value != 0);
     Ok(())
 }
 

@@ -2,14 +2,15 @@
 
 #![allow(unsafe_code, reason = "NVML is a C library")]
 
-use gpunode_gpu::Fabric;
+use gpunode_gpu::{Fabric, FabricRegistration};
 use nvml_wrapper::{
     Device, EventSet,
     error::{NvmlError, nvml_sym, nvml_try},
 };
 use nvml_wrapper_sys::bindings::{
-    NVML_GPU_FABRIC_STATE_COMPLETED as COMPLETED, nvmlEventData_t, nvmlGpuFabricInfo_t, nvmlGpuInstanceInfo_t,
-    nvmlGpuInstancePlacement_t, nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_GPU as GPU,
+    NVML_GPU_FABRIC_STATE_COMPLETED as COMPLETED, NVML_GPU_FABRIC_STATE_NOT_SUPPORTED as NOT_SUPPORTED,
+    nvmlEventData_t, nvmlGpuFabricInfo_t, nvmlGpuInstanceInfo_t, nvmlGpuInstancePlacement_t,
+    nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_GPU as GPU,
     nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_SWITCH as SWITCH,
     nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_UNKNOWN as UNKNOWN, nvmlReturn_enum_NVML_SUCCESS as SUCCESS,
 };
@@ -39,10 +40,12 @@ pub fn remote_device_type(device: &Device<'_>, link: u32) -> Option<RemoteDevice
     }
 }
 
-/// Returns the NVLink fabric that a GPU has joined. None without a fabric, or with one inside the node, which has no UUID.
+/// Returns the registration of a GPU in its NVLink fabric. None where the board or the driver reports no state. A fabric inside
+/// the node has no UUID.
 ///
-/// Uses the first version of the call, which every driver with fabrics has.
-pub fn fabric(device: &Device<'_>) -> Option<Fabric> {
+/// Uses the first version of the call, which every driver with fabrics has. Its `status` counts only when the registration is
+/// completed (`nvmlGpuFabricInfo_t` in nvml.h).
+pub fn fabric(device: &Device<'_>) -> Option<FabricRegistration> {
     let call = *device.nvml().lib().nvmlDeviceGetGpuFabricInfo.as_ref().ok()?;
     let mut info = nvmlGpuFabricInfo_t {
         clusterUuid: [0; 16],
@@ -53,14 +56,19 @@ pub fn fabric(device: &Device<'_>) -> Option<Fabric> {
     // SAFETY: the symbol is there; the handle belongs to this session, which `device` borrows; NVML writes one structure
     // to `info`, which outlives the call.
     let code = unsafe { call(device.handle(), &raw mut info) };
-    let has_joined = code == SUCCESS && info.status == SUCCESS && u32::from(info.state) == COMPLETED;
+    let state = u32::from(info.state);
+    if code != SUCCESS || state == NOT_SUPPORTED {
+        return None;
+    }
+    let is_complete = state == COMPLETED && info.status == SUCCESS;
     let uuid = u128::from_be_bytes(info.clusterUuid);
     let digits = format!("{uuid:032x}");
     let groups = [0..8, 8..12, 12..16, 16..20, 20..32].map(|group| digits.get(group).unwrap_or_default());
-    (has_joined && uuid != 0).then(|| Fabric {
+    let place = (is_complete && uuid != 0).then(|| Fabric {
         cluster_uuid: groups.join("-"),
         clique_id: info.cliqueId.into(),
-    })
+    });
+    Some(FabricRegistration { is_complete, place })
 }
 
 /// Returns the id of the GPU instance of a MIG device.

@@ -150,7 +150,8 @@ fn mig_devices_are_read_with_profile_size_and_device_nodes() {
 fn a_fabric_is_told_where_it_reaches_beyond_the_node() {
     let host = Path::new("/nowhere");
     let driver = FakeDriver::new("{board: NVIDIA GB200, count: 2, topology: NVSwitch}");
-    let fabric = |driver: &FakeDriver| driver.read(host).inventory.gpus[1].fabric.clone();
+    let registration = |driver: &FakeDriver| driver.read(host).inventory.gpus[1].fabric.clone();
+    let fabric = |driver: &FakeDriver| registration(driver).and_then(|fabric| fabric.place);
     assert_eq!(fabric(&driver), None);
     driver.scenario(
         "{board: NVIDIA GB200, count: 2, topology: NVSwitch, \
@@ -165,7 +166,30 @@ fn a_fabric_is_told_where_it_reaches_beyond_the_node() {
         })
     );
     driver.scenario("{board: Tesla T4, count: 2, topology: Pcie, fabric: {clusterUuid: 0b968a6dc8aa45e19e07e1e51be99c31, cliqueId: 1}}");
-    assert_eq!(fabric(&driver), None, "such a board has none");
+    assert_eq!(registration(&driver), None, "such a board has none");
+}
+
+#[test]
+fn a_gpu_waits_for_its_fabric_and_then_has_a_clique_and_links() {
+    let host = Path::new("/nowhere");
+    let board = "board: NVIDIA GB200, count: 3, topology: NVSwitch, mig: [{gpus: [2]}], \
+                 fabric: {clusterUuid: 0b968a6d-c8aa-45e1-9e07-e1e51be99c31, cliqueId: 7}";
+    let driver = FakeDriver::new(&format!("{{{board}}}"));
+    for state in ["NotStarted", "InProgress", "Failed"] {
+        driver.state(&format!(
+            "gpus: {{0: {{fabric: {state}}}, 1: {{fabric: {state}}}, 2: {{fabric: {state}}}}}"
+        ));
+        let gpus = driver.read(host).inventory.gpus;
+        let waits: Vec<bool> = gpus.iter().map(gpunode_gpu::Gpu::waits_for_fabric).collect();
+        assert_eq!(waits, [true, true, false], "{state}: MIG is on for the last one");
+        assert_eq!(gpus[0].fabric.as_ref().and_then(|fabric| fabric.place.clone()), None);
+        assert_eq!(gpus[0].links[0].nvlinks, None);
+    }
+    driver.state("{}");
+    let gpus = driver.read(host).inventory.gpus;
+    assert!(!gpus[0].waits_for_fabric() && gpus[0].links[0].nvlinks.is_some());
+    let place = gpus[0].fabric.clone().and_then(|fabric| fabric.place);
+    assert_eq!(place.map(|place| place.clique_id), Some(7));
 }
 
 #[test]
