@@ -1,6 +1,7 @@
 //! Broken GPUs: which they are, that nothing of them is given out, and when they are whole again.
 
 mod events;
+mod fabric;
 mod probes;
 mod recovery;
 

@@ -1,6 +1,6 @@
 //! Results of probes of the GPUs.
 
-use super::{GPU, PART, broken, divided, lab, probe};
+use super::{GPU, PART, TIMEOUT, broken, divided, lab, probe};
 use anyhow::{Context as _, Result};
 use gpunode_node_tests::{Node, Stopwatch};
 use gpunode_scenario::{GpuState, RecoveryAction, ReturnCode};
@@ -20,7 +20,9 @@ async fn a_fault_that_a_probe_shows_withholds_its_gpu_until_it_is_gone() -> Resu
     let troubles: [(&str, Change); 5] = [
         ("Lost", |state| state.lost = true),
         ("NotAnswering", unknown),
-        ("PageRetirementPending", |state| state.retired_pages.pending = true),
+        ("UncorrectedEcc", |state| {
+            (state.retired_pages.pending, state.retired_pages.pending_double_bit) = (true, true);
+        }),
         ("NvLinkDown", |state| state.links_down = vec![0]),
         ("RecoveryPending", |state| {
             state.recovery_action = RecoveryAction::DrainP2p;
@@ -40,17 +42,57 @@ async fn a_fault_that_a_probe_shows_withholds_its_gpu_until_it_is_gone() -> Resu
 }
 
 #[tokio::test]
-async fn memory_rows_that_wait_for_a_reset_take_out_the_gpu() -> Result<()> {
+async fn memory_rows_that_could_not_be_replaced_take_out_the_gpu() -> Result<()> {
     let lab = lab(divided()?, "mig: {strategy: Mixed}", PART, 2).await?;
     let (parts, uuids) = (lab.node.mig_uuids()?.concat(), lab.node.uuids()?);
-    lab.node
-        .state()?
-        .update_gpu(1, |state| state.row_remap.pending = true)?;
-    lab.node.state()?.update_gpu(0, |state| state.row_remap.failed = true)?;
+    for gpu in [0, 1] {
+        lab.node
+            .state()?
+            .update_gpu(gpu, |state| state.row_remap.failed = true)?;
+    }
     lab.agent.signal(Signal::HUP)?;
     broken(&lab, PART, &[&parts[0], &parts[1]]).await?;
     broken(&lab, GPU, &[&uuids[0]]).await?;
     Ok(())
+}
+
+#[tokio::test]
+async fn memory_that_waits_for_a_reset_is_reported_and_takes_out_nothing() -> Result<()> {
+    let pages = lab(Node::with_v100()?, "", GPU, 8).await?;
+    let rows = lab(divided()?, "mig: {strategy: Mixed}", PART, 2).await?;
+    pages
+        .node
+        .state()?
+        .update_gpu(5, |state| state.retired_pages.pending = true)?;
+    rows.node
+        .state()?
+        .update_gpu(1, |state| state.row_remap.pending = true)?;
+    for (lab, resource, reason) in [(&pages, GPU, "PageRetirementPending"), (&rows, PART, "RowRemapPending")] {
+        probe(lab).await?;
+        let line = lab.agent.logs(reason).await?;
+        assert!(line.contains("Degraded"), "{line}");
+        broken(lab, resource, &[]).await?;
+        assert_eq!(lab.kubelet.endpoint(resource).lists, 1);
+    }
+    // It keeps no XID from ending.
+    rows.node.state()?.inject_xid(1, TIMEOUT)?;
+    let parts = rows.node.mig_uuids()?.concat();
+    broken(&rows, PART, &[&parts[0], &parts[1]]).await?;
+    broken(&rows, PART, &[]).await
+}
+
+#[tokio::test]
+async fn faults_that_the_policy_ignores_take_out_nothing() -> Result<()> {
+    let lab = lab(Node::with_v100()?, "", GPU, 8).await?;
+    let uuids = lab.node.uuids()?;
+    probe(&lab).await?;
+    lab.node.state()?.update_gpu(5, |state| state.links_down = vec![0])?;
+    lab.agent.signal(Signal::HUP)?;
+    broken(&lab, GPU, &[&uuids[5]]).await?;
+    lab.apply("health: {ignore: [NvLinkDown]}")?;
+    broken(&lab, GPU, &[]).await?;
+    lab.apply("")?;
+    broken(&lab, GPU, &[&uuids[5]]).await
 }
 
 #[tokio::test]
@@ -112,9 +154,14 @@ async fn a_gpu_that_hangs_is_withheld_and_the_others_are_probed_without_it() -> 
     probe(&lab).await?;
     lab.node.state()?.update_gpu(2, |state| state.hangs = true)?;
     let pending = |pending: bool| -> Result<()> {
+        let action = if pending {
+            RecoveryAction::DrainP2p
+        } else {
+            RecoveryAction::None
+        };
         lab.node
             .state()?
-            .update_gpu(5, |state| state.retired_pages.pending = pending)?;
+            .update_gpu(5, |state| state.recovery_action = action)?;
         // XID 31 is no fault, but triggers a probe.
         lab.node.state()?.inject_xid(5, 31)?;
         Ok(())
@@ -132,7 +179,7 @@ async fn a_gpu_that_hangs_is_withheld_and_the_others_are_probed_without_it() -> 
         lists,
         "it still hangs, whatever a person says"
     );
-    // It is the first that is asked, and so is not named before another has answered.
+    // It is the first that is asked, and may only wait behind the other until a third has answered.
     lab.node.state()?.update_gpu(0, |state| state.hangs = true)?;
     pending(true)?;
     broken(&lab, GPU, &[&uuids[0], &uuids[2], &uuids[5]]).await?;
