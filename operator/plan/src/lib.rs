@@ -84,7 +84,7 @@ pub use output::{
         is_daemonset_observed, is_same_daemonset, outdated_agents, policy_of_daemonset, repaired_daemonset,
         without_policy_owner,
     },
-    evictions::{PodEviction, evictions, retain_holders_of_unhealthy},
+    evictions::{PodEviction, evictions, retain_holders_of_broken},
     explain::{
         EntryKind, EntrySource, EntryState, Explanation, ExplanationEntry, OverriddenValue, PolicyMatch, explain,
     },

@@ -24,7 +24,7 @@ pub struct DeviceSummary {
     /// Time at which its GPU was last seen; none while it is seen.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub missing_since: Option<Time>,
-    /// Fault of the device, or of its GPU.
+    /// Fault of the device, or of its GPU; also one that leaves it healthy.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fault: Option<DeviceHealth>,
     /// Resource that advertises it.
@@ -183,11 +183,10 @@ fn device(
         part.and_then(|part| part.health.as_ref()),
         gpu.and_then(|gpu| gpu.health.as_ref()),
     ];
-    let fault = healths
-        .into_iter()
-        .flatten()
-        .find(|health| health.state == HealthState::Unhealthy)
-        .cloned();
+    let healths = || healths.into_iter().flatten();
+    let is_unhealthy = |health: &&DeviceHealth| health.state == HealthState::Unhealthy;
+    let degraded = || healths().find(|health| health.grade.is_some());
+    let fault = healths().find(is_unhealthy).or_else(degraded).cloned();
     let offered = status.resources.iter().find_map(|resource| {
         let device = resource.devices.iter().find(|device| device.device == uuid)?;
         Some((resource, device))
@@ -196,7 +195,7 @@ fn device(
         _ if gpu.is_none() => DeviceAvailability::Gone,
         _ if missing_since.is_some() => DeviceAvailability::Missing,
         _ if is_released(status) => DeviceAvailability::Released,
-        _ if fault.is_some() => DeviceAvailability::Unhealthy,
+        _ if fault.as_ref().is_some_and(|fault| is_unhealthy(&fault)) => DeviceAvailability::Unhealthy,
         _ if mps_daemon == Some(MpsDaemonState::NotAnswering) => DeviceAvailability::NoMpsDaemon,
         _ if waiting.is_some() => DeviceAvailability::Waits,
         Some((resource, AdvertisedDevice { healthy: 0, .. }))

@@ -1,7 +1,7 @@
 //! Faults of devices: a name for tables, and a description with the next step. Pure.
 
 use super::devices::{DeviceAvailability, DeviceSummary};
-use gpunode_crds::{DeviceHealth, FaultReason};
+use gpunode_crds::{DeviceHealth, FaultGrade, FaultReason};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Most faults that are described; `-o json` has all of them.
@@ -55,7 +55,8 @@ pub fn fault_descriptions(devices: &[DeviceSummary]) -> Vec<String> {
 
 /// Returns true where two faults differ in their begin at most.
 fn is_same(a: &DeviceHealth, b: &DeviceHealth) -> bool {
-    (a.reason, a.xid, &a.message, &a.action, &a.waits_for) == (b.reason, b.xid, &b.message, &b.action, &b.waits_for)
+    (a.grade, a.reason, a.xid) == (b.grade, b.reason, b.xid)
+        && (&a.message, &a.action, &a.waits_for) == (&b.message, &b.action, &b.waits_for)
 }
 
 fn description(fault: &DeviceHealth, devices: &[&DeviceSummary]) -> String {
@@ -75,8 +76,14 @@ fn description(fault: &DeviceHealth, devices: &[&DeviceSummary]) -> String {
     let held = (!pods.is_empty()).then(|| format!("held by {}", pods.into_iter().collect::<Vec<_>>().join(", ")));
     let waits = fault.waits_for.as_ref().map(|waits| format!("clears after: {waits}"));
     let what = fault.message.as_deref().unwrap_or(reason);
-    let what = Some(format!("{} unhealthy{since}: {what}", subject(devices)));
-    let parts = [what, fault.action.clone(), waits, held];
+    let state = match fault.grade {
+        Some(FaultGrade::Degraded) => "degraded",
+        _ => "unhealthy",
+    };
+    let what = Some(format!("{} {state}{since}: {what}", subject(devices)));
+    let may_stay = fault.grade == Some(FaultGrade::NoNewWork) && held.is_some();
+    let stays = may_stay.then(|| "its pods may go on".to_owned());
+    let parts = [what, fault.action.clone(), waits, held, stays];
     parts.into_iter().flatten().collect::<Vec<_>>().join("; ")
 }
 
@@ -118,9 +125,18 @@ mod tests {
             gpu(2, &fault(79, "2026-01-02T03:04:05Z")),
             gpu(3, &json!({"state": "Unhealthy", "reason": "Lost", "xid": 79})),
             missing,
+            gpu(
+                5,
+                &json!({"state": "Healthy", "grade": "Degraded", "reason": "RowRemapPending", "message": "rows wait"}),
+            ),
+            gpu(
+                6,
+                &json!({"state": "Unhealthy", "grade": "NoNewWork", "reason": "NvLinkDown", "message": "a link is down"}),
+            ),
         ];
+        let holder = json!({"namespace": "team", "pod": "a", "container": "c", "resource": "nvidia.com/gpu", "device": "GPU-6", "count": 1});
         let gpu_node = json!({"apiVersion": "gpunode.dev/v1alpha1", "kind": "GpuNode", "metadata": {"name": "n"}, "spec": {},
-            "status": {"gpus": gpus}});
+            "status": {"gpus": gpus, "holders": [holder]}});
         let gpu_node: GpuNode = serde_json::from_value(gpu_node).expect("a GpuNode");
         DeviceSummary::all(&gpu_node)
     }
@@ -129,7 +145,7 @@ mod tests {
     fn faults_have_short_names_with_their_gpus() {
         assert_eq!(
             fault_names(&devices()),
-            "Lost (GPU 3), XID 48 (GPU 1), XID 79 (GPUs 0, 2), missing (GPU 4)"
+            "Lost (GPU 3), NvLinkDown (GPU 6), RowRemapPending (GPU 5), XID 48 (GPU 1), XID 79 (GPUs 0, 2), missing (GPU 4)"
         );
         assert_eq!(fault_names(&[]), "");
     }
@@ -142,7 +158,11 @@ mod tests {
                 "GPUs 0, 2 are unhealthy since 2026-01-02T03:04:05Z: XID 79; reboot the node; clears after: node reboot",
                 "GPU 1 is unhealthy since 2026-01-02T03:04:05Z: XID 48; reboot the node; clears after: node reboot",
                 "GPU 3 is unhealthy: Lost",
+                "GPU 5 is degraded: rows wait",
+                "GPU 6 is unhealthy: a link is down; held by team/a; its pods may go on",
             ]
         );
+        let states: Vec<&str> = devices().iter().skip(5).map(|device| device.state.text()).collect();
+        assert_eq!(states, ["not advertised", "unhealthy"]);
     }
 }

@@ -3,7 +3,7 @@
 //!
 //! | matching policies | on the node | result |
 //! |---|---|---|
-//! | want it; not every device was allocatable in this boot | any | set |
+//! | want it; not every device was allocatable in this boot, or a GPU has not joined its fabric | any | set |
 //! | want it; every device is allocatable | any | removed, and the boot goes into the record |
 //! | disagree about the configuration; the one that the node has is not allocatable in this boot | any | set |
 //! | do not want it; all that the governing one promises is allocatable | present | removed |
@@ -28,7 +28,7 @@ use crate::{
     record::node_record::NodeRecord,
     taint::TaintKey,
 };
-use gpunode_crds::{NOT_READY_TAINT, PolicyMode, TaintEffect};
+use gpunode_crds::{FaultReason, NOT_READY_TAINT, PolicyMode, TaintEffect};
 use jiff::{SignedDuration, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -185,7 +185,14 @@ fn is_allocatable(governing: &Policy, context: NodeContext<'_>) -> bool {
     let allocatable = |name: &str| context.node.allocatable.get(name).copied().unwrap_or(0);
     let mut promised = status.resources.iter();
     is_served(governing, &config.hash, context)
+        && !waits_for_fabric(context)
         && promised.all(|resource| allocatable(&resource.name) >= u64::try_from(resource.allocatable).unwrap_or(0))
+}
+
+/// Returns true while Fabric Manager has not registered a GPU, as after each boot. A configuration may ignore that.
+fn waits_for_fabric(context: NodeContext<'_>) -> bool {
+    let mut healths = context.gpus().iter().filter_map(|gpu| gpu.health.as_ref());
+    healths.any(|health| health.reason == Some(FaultReason::FabricNotReady))
 }
 
 /// Time for which a node keeps a startup taint that nobody wants.

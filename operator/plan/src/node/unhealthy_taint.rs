@@ -1,5 +1,5 @@
 //! The taint of nodes with too few healthy GPUs. Each GPU reports since when it is unhealthy or missing, which tells since when
-//! there are too few.
+//! there are too few. A taint that evicts pods counts broken and missing GPUs: work on other unhealthy ones may go on.
 
 use crate::{
     input::{context::NodeContext, policies::Policy},
@@ -9,7 +9,7 @@ use crate::{
     },
     taint::TaintKey,
 };
-use gpunode_crds::{GpuDevice, HealthState, UNHEALTHY_TAINT, UnhealthyTaint};
+use gpunode_crds::{DeviceHealth, GpuDevice, HealthState, TaintEffect, UNHEALTHY_TAINT, UnhealthyTaint};
 use jiff::Timestamp;
 use std::collections::BTreeMap;
 
@@ -24,7 +24,7 @@ pub fn unhealthy_taints(
     // Without a report, or with released GPUs, the taint stays as it is.
     let is_unknown = gpus.is_empty() || context.is_released();
     let due = |taint: &UnhealthyTaint| {
-        let since = too_few_since(gpus, taint.min_healthy()).filter(|_| !is_unknown)?;
+        let since = too_few_since(gpus, taint).filter(|_| !is_unknown)?;
         let due = since.checked_add(taint.after()).unwrap_or(Timestamp::MAX);
         // A node clock that is ahead by more than the delay does not prolong it.
         Some(if since.duration_since(now) > taint.after() {
@@ -68,13 +68,21 @@ pub fn has_rule(policies: &[&Policy], id: &TaintKey) -> bool {
 /// Returns true if GPUs are reported and all of them are healthy.
 pub fn all_healthy(context: NodeContext<'_>) -> bool {
     let gpus = context.gpus();
-    !gpus.is_empty() && !context.is_released() && gpus.iter().all(|gpu| unhealthy_since(gpu).is_none())
+    !gpus.is_empty()
+        && !context.is_released()
+        && gpus
+            .iter()
+            .all(|gpu| unhealthy_since(gpu, TaintEffect::NoSchedule).is_none())
 }
 
-/// Returns the moment since which fewer than `least` GPUs are healthy: that at which the decisive GPU failed or vanished. A node
+/// Returns the moment since which too few GPUs are healthy for the rule: that at which the decisive GPU failed or vanished. A node
 /// with fewer GPUs never had enough.
-fn too_few_since(gpus: &[GpuDevice], least: usize) -> Option<Timestamp> {
-    let mut unhealthy: Vec<Timestamp> = gpus.iter().filter_map(unhealthy_since).collect();
+fn too_few_since(gpus: &[GpuDevice], taint: &UnhealthyTaint) -> Option<Timestamp> {
+    let least = taint.min_healthy();
+    let mut unhealthy: Vec<Timestamp> = gpus
+        .iter()
+        .filter_map(|gpu| unhealthy_since(gpu, taint.effect()))
+        .collect();
     if gpus.len() - unhealthy.len() >= least {
         return None;
     }
@@ -87,13 +95,22 @@ fn too_few_since(gpus: &[GpuDevice], least: usize) -> Option<Timestamp> {
     )
 }
 
-/// Returns the moment since which a GPU is unhealthy or missing.
-fn unhealthy_since(gpu: &GpuDevice) -> Option<Timestamp> {
-    let failed = gpu
-        .health
-        .as_ref()
-        .filter(|health| health.state == HealthState::Unhealthy);
-    let failed = failed.map(|health| health.since.as_ref().map_or(Timestamp::UNIX_EPOCH, |since| since.0));
+/// Returns the moment since which a GPU is missing, or unhealthy for a taint with this effect.
+fn unhealthy_since(gpu: &GpuDevice, effect: TaintEffect) -> Option<Timestamp> {
+    let failed = gpu.health.as_ref().and_then(|health| failed_since(health, effect));
     let missing = gpu.missing_since.as_ref().map(|since| since.0);
     [failed, missing].into_iter().flatten().min()
+}
+
+fn failed_since(health: &DeviceHealth, effect: TaintEffect) -> Option<Timestamp> {
+    let (counts, since) = match effect {
+        TaintEffect::NoExecute => (
+            health.is_broken(),
+            health.broken_since.as_ref().or(health.since.as_ref()),
+        ),
+        TaintEffect::NoSchedule | TaintEffect::PreferNoSchedule => {
+            (health.state == HealthState::Unhealthy, health.since.as_ref())
+        }
+    };
+    counts.then(|| since.map_or(Timestamp::UNIX_EPOCH, |since| since.0))
 }

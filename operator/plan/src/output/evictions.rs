@@ -1,11 +1,11 @@
-//! Evictions of pods that hold an unhealthy GPU or MIG device.
+//! Evictions of pods that hold a broken GPU or MIG device. Pods on other unhealthy devices stay.
 
 use crate::{
     input::{facts::NodeFacts, policies::PolicySet, release::is_released},
     node::plan::NodePlan,
     pods::{self, PodName},
 };
-use gpunode_crds::{DeviceHealth, FaultReason, GpuNode, GpuNodeStatus, HealthState, MAX_HOLDERS};
+use gpunode_crds::{DeviceHealth, FaultReason, GpuNode, GpuNodeStatus, MAX_HOLDERS};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use std::{
@@ -28,7 +28,7 @@ pub struct PodEviction {
 
 impl fmt::Display for PodEviction {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "it holds {}, which is unhealthy: {}", self.device, self.fault)
+        write!(f, "it holds {}, which is broken: {}", self.device, self.fault)
     }
 }
 
@@ -71,13 +71,13 @@ pub fn evictions(
             .filter_map(|name| policies.get(name))
             .any(|policy| policy.evicts_pods)
     };
-    let unhealthy = unhealthy_devices(status);
-    if unhealthy.is_empty() || plan.hold.is_some() || !node.ready || spec.release || is_released(node) || !is_wanted() {
+    let broken = broken_devices(status);
+    if broken.is_empty() || plan.hold.is_some() || !node.ready || spec.release || is_released(node) || !is_wanted() {
         return BTreeMap::new();
     }
     let mut evictions: BTreeMap<PodName, PodEviction> = BTreeMap::new();
     for holder in status.holders.iter().take(MAX_HOLDERS) {
-        let Some((since, fault)) = unhealthy.get(holder.device.as_str()) else {
+        let Some((since, fault)) = broken.get(holder.device.as_str()) else {
             continue;
         };
         let pod = PodName {
@@ -101,19 +101,20 @@ pub fn evictions(
     evictions
 }
 
-/// Removes the holders of healthy devices, which come and go, from the status of a `GpuNode`.
-pub fn retain_holders_of_unhealthy(status: &mut GpuNodeStatus) {
+/// Removes the holders of all but broken devices, which come and go, from the status of a `GpuNode`.
+pub fn retain_holders_of_broken(status: &mut GpuNodeStatus) {
     let mut holders = std::mem::take(&mut status.holders);
     if !holders.is_empty() {
-        let unhealthy = unhealthy_devices(status);
-        holders.retain(|holder| unhealthy.contains_key(holder.device.as_str()));
+        let broken = broken_devices(status);
+        holders.retain(|holder| broken.contains_key(holder.device.as_str()));
     }
     status.holders = holders;
 }
 
-/// Returns the unhealthy devices by UUID, with moment and fault. A MIG device is unhealthy with its GPU.
-fn unhealthy_devices(status: &GpuNodeStatus) -> HashMap<&str, (Timestamp, String)> {
-    let mut unhealthy = HashMap::new();
+/// Returns the broken devices by UUID, each with its fault and the moment since which it is unhealthy. A MIG device is broken
+/// with its GPU.
+fn broken_devices(status: &GpuNodeStatus) -> HashMap<&str, (Timestamp, String)> {
+    let mut broken = HashMap::new();
     for gpu in &status.gpus {
         let of_gpu = fault_of(gpu.health.as_ref());
         for mig in &gpu.mig_devices {
@@ -121,16 +122,17 @@ fn unhealthy_devices(status: &GpuNodeStatus) -> HashMap<&str, (Timestamp, String
                 .into_iter()
                 .flatten()
                 .min();
-            unhealthy.extend(first.map(|first| (mig.uuid.as_str(), first)));
+            broken.extend(first.map(|first| (mig.uuid.as_str(), first)));
         }
-        unhealthy.extend(of_gpu.map(|of_gpu| (gpu.uuid.as_str(), of_gpu)));
+        broken.extend(of_gpu.map(|of_gpu| (gpu.uuid.as_str(), of_gpu)));
     }
-    unhealthy
+    broken
 }
 
-/// Returns moment and fault of an unhealthy device; none without a moment, which decides who holds it.
+/// Returns moment and fault of a broken device; none without a moment, which decides who holds it: the device has been given to
+/// nobody since it became unhealthy.
 fn fault_of(health: Option<&DeviceHealth>) -> Option<(Timestamp, String)> {
-    let health = health.filter(|health| health.state == HealthState::Unhealthy)?;
+    let health = health.filter(|health| health.is_broken())?;
     let text = health.message.as_deref().or(health.reason.map(FaultReason::as_str));
     Some((
         health.since.as_ref()?.0,

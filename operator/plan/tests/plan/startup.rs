@@ -4,7 +4,7 @@ use crate::{
     governed::{configuration, world},
     world::{World, policy},
 };
-use gpunode_crds::{GpuDevice, GpuNode, GpuNodePolicy, ResourceStatus};
+use gpunode_crds::{DeviceHealth, FaultReason, GpuDevice, GpuNode, GpuNodePolicy, HealthState, ResourceStatus};
 use gpunode_plan::{NodeContext, NodeHold, PolicySet, RolloutPermit, plan_node_with_permit};
 use serde_json::{Value, json};
 
@@ -77,6 +77,29 @@ fn new_node_is_tainted_until_all_that_its_agent_offers_is_allocatable() {
         assert_eq!(keys(&world).is_empty(), !is_tainted, "{allocatable}");
         assert_eq!(started(&world).is_some(), !is_tainted, "{allocatable}");
         assert_eq!(world.plan(&[starting()]).patch, None);
+    }
+}
+
+#[test]
+fn taint_stays_until_every_gpu_has_joined_its_fabric() {
+    let mut world = reported("8");
+    let waiting = DeviceHealth {
+        state: HealthState::Unhealthy,
+        reason: Some(FaultReason::FabricNotReady),
+        ..DeviceHealth::default()
+    };
+    for (health, is_tainted) in [(Some(waiting), true), (None, false)] {
+        let status = world.gpu_node.as_mut().unwrap().status.as_mut().unwrap();
+        status.gpus = vec![GpuDevice {
+            uuid: "GPU-0".to_owned(),
+            health,
+            ..GpuDevice::default()
+        }];
+        world.converge(&[starting()]);
+        assert_eq!(
+            (keys(&world).is_empty(), started(&world).is_some()),
+            (!is_tainted, !is_tainted)
+        );
     }
 }
 

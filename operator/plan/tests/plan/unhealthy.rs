@@ -1,7 +1,9 @@
 //! The taint of nodes with too few healthy GPUs.
 
 use crate::world::{World, now, policy};
-use gpunode_crds::{DeviceHealth, GpuDevice, GpuNode, GpuNodePolicy, GpuNodeSpec, GpuNodeStatus, HealthState};
+use gpunode_crds::{
+    DeviceHealth, FaultGrade, GpuDevice, GpuNode, GpuNodePolicy, GpuNodeSpec, GpuNodeStatus, HealthState,
+};
 use gpunode_plan::PolicySet;
 use jiff::SignedDuration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -88,6 +90,35 @@ fn node_is_tainted_once_too_few_of_its_gpus_have_been_healthy_for_the_delay() {
         let recheck = expected.err().map(|seconds| now() + SignedDuration::from_secs(seconds));
         assert_eq!(plan.recheck, recheck, "{taint} {gpus:?}");
         assert_eq!(world.plan(&[watching(taint)]).patch, None);
+    }
+}
+
+/// Returns a node whose GPU has had faults of some grade for a minute, and is broken for a number of seconds.
+fn with_grade(grade: FaultGrade, broken: Option<i64>) -> World {
+    let mut world = with_gpus(&[Some(60)]);
+    let status = world.gpu_node.as_mut().and_then(|gpu_node| gpu_node.status.as_mut());
+    let health = status.and_then(|status| status.gpus[0].health.as_mut()).unwrap();
+    health.grade = Some(grade);
+    health.broken_since = broken.map(|seconds| Time(now() - SignedDuration::from_secs(seconds)));
+    if grade == FaultGrade::Degraded {
+        health.state = HealthState::Healthy;
+    }
+    world
+}
+
+#[test]
+fn taint_that_evicts_pods_counts_broken_gpus_alone_and_a_degraded_one_is_healthy() {
+    for (grade, broken, expected) in [
+        (FaultGrade::Degraded, None, [false, false]),
+        (FaultGrade::NoNewWork, None, [true, false]),
+        (FaultGrade::Broken, Some(10), [true, false]),
+        (FaultGrade::Broken, Some(30), [true, true]),
+    ] {
+        for (effect, is_tainted) in ["NoSchedule", "NoExecute"].into_iter().zip(expected) {
+            let mut world = with_grade(grade, broken);
+            world.converge(&[watching(&format!("{{effect: {effect}}}"))]);
+            assert_eq!(!effects(&world).is_empty(), is_tainted, "{effect} {grade:?} {broken:?}");
+        }
     }
 }
 

@@ -45,7 +45,7 @@ async fn pod_is_evicted_in_the_version_that_was_read_and_an_event_says_why() {
         (Method::POST, format!("{path}/eviction"), request),
     ];
     assert_eq!(scene.requests(), expected);
-    let message = "evicted from node n: it holds GPU-0, which is unhealthy: XID 79";
+    let message = "evicted from node n: it holds GPU-0, which is broken: XID 79";
     assert_eq!(scene.pod_events(), [("PodEvicted".to_owned(), message.to_owned())]);
 }
 
@@ -78,7 +78,7 @@ async fn budget_is_respected_and_an_event_says_what_the_eviction_waits_for() {
             .all(|(pause, least)| (least..=least * 6 / 5).contains(pause)),
         "{pauses:?}"
     );
-    let message = "waits for eviction from node n: it holds GPU-0, which is unhealthy: XID 79; the API server refuses so far: Cannot evict";
+    let message = "waits for eviction from node n: it holds GPU-0, which is broken: XID 79; the API server refuses so far: Cannot evict";
     assert_eq!(
         scene.pod_events().first(),
         Some(&("EvictionRefused".to_owned(), message.to_owned()))

@@ -77,15 +77,37 @@ fn pods_that_hold_a_broken_gpu_are_evicted_and_told_why() {
             (
                 "ml/a".to_owned(),
                 at(100),
-                "it holds GPU-0, which is unhealthy: XID 79: lost".to_owned()
+                "it holds GPU-0, which is broken: XID 79: lost".to_owned()
             ),
             (
                 "ml/b".to_owned(),
                 at(200),
-                "it holds GPU-1, which is unhealthy: XID 48: ECC".to_owned()
+                "it holds GPU-1, which is broken: XID 48: ECC".to_owned()
             ),
         ]
     );
+}
+
+#[test]
+fn pods_on_devices_that_only_get_no_new_work_stay() {
+    let graded = |grade: &str| {
+        let mut gpu_node = gpu_node();
+        for gpu in &mut gpu_node.status.as_mut().unwrap().gpus {
+            if let Some(health) = gpu.health.as_mut().filter(|health| health.reason.is_some()) {
+                health.grade = serde_json::from_value(json!(grade)).unwrap();
+            }
+        }
+        gpu_node
+    };
+    let of_grade = |grade| {
+        of(
+            &[policy("p", EVICTS)],
+            &facts(&json!({}), NOTHING, "True"),
+            &graded(grade),
+        )
+    };
+    assert!(of_grade("NoNewWork").is_empty());
+    assert_eq!(names(&of_grade("Broken")), ["a", "b"]);
 }
 
 #[test]
@@ -196,7 +218,7 @@ fn device_of_which_nobody_says_since_when_it_is_broken_costs_nobody_anything() {
 fn only_the_holders_of_broken_devices_are_kept() {
     let (policies, node) = ([policy("p", EVICTS)], facts(&json!({}), NOTHING, "True"));
     let mut trimmed = gpu_node();
-    retain_holders_of_unhealthy(trimmed.status.as_mut().unwrap());
+    retain_holders_of_broken(trimmed.status.as_mut().unwrap());
     let kept: Vec<_> = trimmed
         .status
         .as_ref()
