@@ -87,9 +87,9 @@ impl Fault {
                 .recovery_action
                 .map_or(Resolution::ResetGpu, recovery_action::resolution),
             FaultReason::Lost => Resolution::RebootNode,
-            FaultReason::NvLinkDown => Resolution::CheckLinks,
+            FaultReason::NvLinkDown | FaultReason::FabricNotReady => Resolution::CheckLinks,
             FaultReason::MpsDaemonDied => Resolution::RestartApp,
-            FaultReason::FabricNotReady | FaultReason::DriverBusy => Resolution::Ignore,
+            FaultReason::DriverBusy => Resolution::Ignore,
             _ => Resolution::ResetGpu,
         }
     }

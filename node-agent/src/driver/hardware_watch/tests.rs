@@ -109,6 +109,31 @@ async fn mig_instances_of_others_are_found_within_a_minute_with_and_without_the_
     }
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_gpu_that_joins_its_fabric_is_read_again_with_clique_and_links() {
+    let host = Host::new(
+        "{node: n, board: NVIDIA GB200, count: 2, topology: NVSwitch, \
+         fabric: {clusterUuid: 0b968a6d-c8aa-45e1-9e07-e1e51be99c31, cliqueId: 7}}",
+    );
+    host.library
+        .state("gpus: {0: {fabric: NotStarted}, 1: {fabric: InProgress}}");
+    let first = |hardware: &Hardware| hardware.inventory().unwrap().gpus[0].clone();
+    let mut seen = host.watch();
+    let waiting = first(&wait_for(&mut seen, Hardware::waits_for_fabric).await);
+    assert_eq!(waiting.links[0].nvlinks, None);
+    host.library.state("{}");
+    let start = Instant::now();
+    let has_joined = |found: &Hardware| found.driver == DriverState::Answers && !found.waits_for_fabric();
+    let joined = first(&wait_for(&mut seen, has_joined).await);
+    assert!(start.elapsed() <= BLIND_RECHECK * 2, "{:?}", start.elapsed());
+    assert!(joined.links[0].nvlinks.is_some());
+    let clique = joined
+        .fabric
+        .and_then(|fabric| fabric.place)
+        .map(|place| place.clique_id);
+    assert_eq!(clique, Some(7));
+}
+
 #[test]
 fn a_driver_that_answers_for_no_gpu_has_failed_until_it_does() {
     let host = Host::new(DIVIDED);

@@ -6,14 +6,17 @@ use crate::{
     devices::{advertised::AdvertisedList, state::DeviceSnapshot},
     driver::{
         hardware::{DriverState, Hardware},
-        nvml::DriverReading,
+        nvml::{
+            DriverReading,
+            probe::{ProbeTarget, unanswered},
+        },
     },
     health::node_health::NodeHealth,
     plugin::registration::RegisteredResources,
     status::{conditions::not_registered, inputs::PluginStatus},
 };
-use gpunode_crds::{AdvertisedDevice, Architecture, FaultReason, HealthState, MpsDaemon, MpsDaemonState};
-use gpunode_gpu::{AdvertisedResource, AdvertisedShare, Gpu, Inventory, PendingChange};
+use gpunode_crds::{AdvertisedDevice, Architecture, FaultGrade, FaultReason, HealthState, MpsDaemon, MpsDaemonState};
+use gpunode_gpu::{AdvertisedResource, AdvertisedShare, Gpu, GpuProbe, Inventory, PendingChange, ProbeResult};
 use std::sync::Arc;
 
 fn hardware(driver: DriverState) -> Hardware {
@@ -529,6 +532,55 @@ fn a_broken_device_says_what_is_wrong_what_to_do_and_what_it_waits_for() {
     assert!(health.waits_for.is_some_and(|waits| waits.contains("node reboot")));
     let unknown = of_page(&snapshot(), &hardware, &in_force, &["nvidia.com/gpu"]);
     assert_eq!(unknown.gpus[1].health, None, "nobody has looked");
+}
+
+#[test]
+fn a_device_has_the_grade_of_its_faults_and_a_degraded_one_is_healthy() {
+    let (hardware, in_force) = advertised();
+    let rules = gpunode_config::HealthRules::default();
+    let mut faults = gpunode_gpu::DeviceFaults::default();
+    let mut probe = GpuProbe {
+        result: ProbeResult::Responds,
+        remap_pending: Some(true),
+        ..unanswered(&ProbeTarget {
+            gpu: "GPU-1".to_owned(),
+            ..ProbeTarget::default()
+        })
+    };
+    for (second, link_down, action, expected) in [
+        (1, false, 0, (HealthState::Healthy, FaultGrade::Degraded, Some(1), None)),
+        (
+            2,
+            true,
+            0,
+            (HealthState::Unhealthy, FaultGrade::NoNewWork, Some(2), None),
+        ),
+        (
+            3,
+            true,
+            6,
+            (HealthState::Unhealthy, FaultGrade::Broken, Some(2), Some(3)),
+        ),
+    ] {
+        (probe.link_down, probe.recovery_action) = (Some(link_down), Some(action));
+        let at = Timestamp::from_second(second).unwrap();
+        faults.observe(gpunode_gpu::HealthObservation::Probe(probe.clone()), &rules, at);
+        let health = NodeHealth {
+            faults: Some(faults.clone()),
+            ..NodeHealth::default()
+        };
+        assert_eq!(health.reasons().count(), usize::from(second > 1));
+        let status = with_health(&health, &snapshot(), &hardware, &in_force, &[]);
+        let health = status.gpus[1].health.clone().unwrap();
+        let seconds = |time: Option<Time>| time.map(|time| time.0.as_second());
+        let found = (
+            health.state,
+            health.grade.unwrap(),
+            seconds(health.since),
+            seconds(health.broken_since),
+        );
+        assert_eq!(found, expected);
+    }
 }
 
 #[test]
