@@ -24,6 +24,29 @@ async fn a_gpu_is_whole_again_when_the_driver_asks_for_nothing_more() -> Result<
 }
 
 #[tokio::test]
+async fn the_driver_grades_an_xid_that_comes_with_contained_errors_too() -> Result<()> {
+    const DOUBLE_BIT: u64 = 48;
+    let lab = lab(Node::with_v100()?, "", GPU, 8).await?;
+    let uuids = lab.node.uuids()?;
+    // Shows that this driver reports recovery actions.
+    probe(&lab).await?;
+    let state = lab.node.state()?;
+    state.inject_xid(3, DOUBLE_BIT)?;
+    broken(&lab, GPU, &[&uuids[3]]).await?;
+    let line = lab.agent.logs("device is faulty").await?;
+    assert!(line.contains("NoNewWork"), "{line}");
+    broken(&lab, GPU, &[]).await?;
+    state.inject_xid_with_recovery(4, DOUBLE_BIT, RecoveryAction::BusReset)?;
+    broken(&lab, GPU, &[&uuids[4]]).await?;
+    lab.agent.logs("bus reset").await?;
+    probe(&lab).await?;
+    let metrics = lab.agent.get("/metrics").await?;
+    let expected = r#"gpunode_agent_faults{gpu="4",reason="Xid",grade="Broken"} 1"#;
+    assert!(metrics.contains(expected), "{metrics}");
+    Ok(())
+}
+
+#[tokio::test]
 async fn without_a_recovery_action_a_fault_outlives_the_agent_until_a_reset_or_a_boot_is_seen() -> Result<()> {
     let mut lab = lab(with_old_driver()?, "", GPU, 8).await?;
     let uuids = lab.node.uuids()?;
