@@ -77,7 +77,7 @@ impl Fault {
     }
 
     /// Returns the repair that clears it.
-    pub fn resolution(&self) -> Resolution {
+    pub(super) fn resolution(&self) -> Resolution {
         match self.reason {
             FaultReason::Xid => self
                 .xid
