@@ -139,7 +139,7 @@ impl EventSet {
 
     /// Takes the oldest event that the set has not had yet.
     fn take(&self, node: &Node, function: &str) -> Answer<Option<nvmlEventData_t>> {
-        let state = node.state()?;
+        let state = node.wait_for_driver(None)?;
         let mut registrations = lock(&self.registrations);
         if let Some(code) = failure(node, &state, &registrations, function) {
             return Err(code);

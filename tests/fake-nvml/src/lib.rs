@@ -19,5 +19,6 @@ mod links;
 mod mig;
 mod modes;
 mod node;
+mod resource_manager;
 mod usage;
 mod watch;

@@ -5,11 +5,12 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use gpunode_scenario::ReturnCode;
+use gpunode_scenario::{ReturnCode, State};
 
 use crate::{
     handle::{DeviceHandle, Named},
     node::{GpuCall, MigCall, Node},
+    resource_manager,
 };
 
 /// Answer of a call; `Err` is the return code.
@@ -26,8 +27,14 @@ fn loaded() -> MutexGuard<'static, Option<Loaded>> {
     LOADED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// `nvmlInit`: the first one reads the scenario in `dir`, further ones are counted.
+/// `nvmlInit`: the first one reads the scenario in `dir`, further ones are counted. The first one calls the driver, and waits where
+/// a call hangs there.
 pub(crate) fn init(dir: &Path) -> Answer {
+    if node().is_err() {
+        let state = || State::load(dir).map(Arc::new).map_err(|_| ReturnCode::Unknown);
+        // A state that cannot be read fails the calls on GPUs.
+        _ = resource_manager::wait(dir, None, state);
+    }
     let mut loaded = loaded();
     if let Some(loaded) = loaded.as_mut() {
         loaded.users = loaded.users.saturating_add(1);
@@ -38,8 +45,9 @@ pub(crate) fn init(dir: &Path) -> Answer {
     Ok(())
 }
 
-/// `nvmlShutdown`: as many are needed as there were `nvmlInit`.
+/// `nvmlShutdown`: as many are needed as there were `nvmlInit`. It waits where a call hangs in the driver.
 pub(crate) fn shutdown() -> Answer {
+    _ = node()?.wait_for_driver(None);
     let mut loaded = loaded();
     let current = loaded.as_mut().ok_or(ReturnCode::Uninitialized)?;
     current.users -= 1;

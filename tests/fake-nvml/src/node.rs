@@ -1,6 +1,7 @@
 //! The simulated node: its hardware and its state now.
 
 use std::{
+    collections::BTreeSet,
     fs,
     io::{self, Write},
     os::unix::fs::MetadataExt,
@@ -11,13 +12,11 @@ use std::{
 };
 
 use gpunode_scenario::{
-    ComputeInstance, Gpu, GpuInstance, GpuState, ReturnCode, SCENARIO_FILE, STATE_FILE, Scenario, ScenarioError, State,
+    ComputeInstance, DriverState, Gpu, GpuInstance, GpuState, ReturnCode, SCENARIO_FILE, STATE_FILE, Scenario,
+    ScenarioError, State,
 };
 
-use crate::{events::EventSets, handle::DeviceHandle, library::Answer};
-
-/// Interval between checks of a hanging GPU.
-const RECHECK: Duration = Duration::from_millis(20);
+use crate::{events::EventSets, handle::DeviceHandle, library::Answer, resource_manager};
 
 /// A node as one process sees it.
 pub(crate) struct Node {
@@ -29,6 +28,8 @@ pub(crate) struct Node {
     cuda_driver_version: i32,
     state: Mutex<CachedState>,
     event_sets: EventSets,
+    /// GPUs that this process has initialised, by their place.
+    initialised: Mutex<BTreeSet<usize>>,
 }
 
 /// Time, inode and size of the state file: it is replaced as a whole, so one of them changes.
@@ -61,6 +62,7 @@ impl Node {
             driver_version: scenario.driver_version,
             state: Mutex::default(),
             event_sets: EventSets::default(),
+            initialised: Mutex::default(),
         })
     }
 
@@ -132,6 +134,23 @@ impl Node {
         cache.read = Some((version, answer.clone()));
         answer
     }
+
+    /// Waits until no call hangs in the driver, and returns the state then. `gpu` is the index of the GPU that the call is about.
+    pub(crate) fn wait_for_driver(&self, gpu: Option<u32>) -> Answer<Arc<State>> {
+        resource_manager::wait(&self.dir, gpu, || self.state())
+    }
+
+    /// Initialises a GPU for the first call of this process, and makes every other call wait meanwhile.
+    fn initialise(&self, place: usize, gpu: u32, state: &GpuState) {
+        if state.init_ms == 0 {
+            return;
+        }
+        let mut initialised = self.initialised.lock().unwrap_or_else(PoisonError::into_inner);
+        let keeps = || DriverState::load(&self.dir).is_ok_and(|driver| driver.gpu(gpu).persistence);
+        if initialised.insert(place) && !keeps() {
+            thread::sleep(Duration::from_millis(state.init_ms));
+        }
+    }
 }
 
 /// Says on standard error what is wrong with a file: a return code alone would leave whoever wrote
@@ -156,16 +175,16 @@ pub(crate) struct GpuCall {
 }
 
 impl GpuCall {
-    /// Begins a call of `function`, once the GPU hangs no more; an error when it is lost or the function made to fail.
+    /// Begins a call of `function`, once no call hangs in the driver; an error when the GPU is lost or the function made to fail.
     pub(crate) fn begin(node: Arc<Node>, index: usize, function: &str) -> Answer<Self> {
         node.nvml_index(index).ok_or(ReturnCode::InvalidArgument)?;
         let gpu = node.gpus.get(index).ok_or(ReturnCode::InvalidArgument)?;
-        let mut state = node.state()?.gpu(gpu.index);
-        while state.hangs {
-            thread::sleep(RECHECK);
-            state = node.state()?.gpu(gpu.index);
+        let state = node.wait_for_driver(Some(gpu.index))?.gpu(gpu.index);
+        if let Some(code) = state.lost_answer() {
+            return Err(code);
         }
-        match state.lost_answer().or_else(|| state.failure(function)) {
+        node.initialise(index, gpu.index, &state);
+        match state.failure(function) {
             Some(code) => Err(code),
             None => Ok(GpuCall { node, index, state }),
         }

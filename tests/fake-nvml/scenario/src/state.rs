@@ -29,8 +29,12 @@ pub struct GpuState {
     /// The first `nvmlInit` of a process does not find it: it is not counted, and the indices behind it shift. A process that
     /// initialised before keeps it.
     pub unlisted: bool,
-    /// It hangs: every call on its handle waits until this is over.
+    /// It hangs: the first call on its handle holds the resource manager's lock until this is over, and every call of every
+    /// process on any GPU waits for that.
     pub hangs: bool,
+    /// Time that the first call of a process on its handle takes, in milliseconds: the driver initialises the GPU. Persistence
+    /// mode keeps it initialised.
+    pub init_ms: u64,
     /// Calls that fail, by function name. A name without version (`nvmlDeviceGetMemoryInfo`)
     /// stands for all its versions.
     pub failing: BTreeMap<String, ReturnCode>,

@@ -1,6 +1,11 @@
 //! Faults and state, changed while the library is loaded.
 
-use std::fs;
+use std::{
+    fs,
+    sync::mpsc,
+    thread,
+    time::{Duration, Instant},
+};
 
 use gpunode_scenario::{GpuProcess, ProcessKind, ReturnCode, STATE_FILE, Topology};
 use nvml_wrapper::{enum_wrappers::device::P2pCapabilitiesIndex, enums::device::UsedGpuMemory, error::NvmlError};
@@ -145,4 +150,48 @@ fn no_change_is_missed() {
         state.restore(0).unwrap();
         assert!(device.name().is_ok());
     }
+}
+
+#[test]
+fn a_call_that_hangs_makes_every_other_one_wait_until_the_hang_is_over() {
+    let node = t4();
+    node.state().update_gpu(0, |gpu| gpu.hangs = true).unwrap();
+    thread::scope(|scope| {
+        let call = |index| {
+            let (sender, answer) = mpsc::channel();
+            let nvml = node.nvml();
+            scope.spawn(move || sender.send(nvml.device_by_index(index).is_ok()));
+            answer
+        };
+        let before = call(1).recv();
+        let hanging = call(0);
+        // The call takes the lock a moment later.
+        let waiting = (0..100)
+            .map(|_| call(1))
+            .find(|answer| answer.recv_timeout(Duration::from_millis(200)).is_err());
+        let hangs = hanging.try_recv().is_err();
+        node.state().update_gpu(0, |gpu| gpu.hangs = false).unwrap();
+        assert_eq!(before, Ok(true), "nobody had called the GPU that hangs");
+        assert!(hangs);
+        assert_eq!(hanging.recv(), Ok(true));
+        assert_eq!(waiting.map(|answer| answer.recv()), Some(Ok(true)));
+    });
+}
+
+#[test]
+fn the_first_call_on_a_gpu_takes_its_time_unless_persistence_mode_is_on() {
+    const TIME: Duration = Duration::from_millis(300);
+    let node = t4();
+    let took = |index| {
+        let start = Instant::now();
+        node.device(index);
+        start.elapsed()
+    };
+    for gpu in [0, 1] {
+        node.state().update_gpu(gpu, |state| state.init_ms = 300).unwrap();
+    }
+    assert!(took(0) >= TIME);
+    assert!(took(0) < TIME, "it is initialised");
+    gpunode_scenario::DriverState::update_gpu(node.dir(), 1, |modes| modes.persistence = true).unwrap();
+    assert!(took(1) < TIME);
 }
