@@ -1,7 +1,7 @@
 //! The command line.
 
 use crate::{
-    driver::hardware_probe::DriverRoots,
+    driver::{calls::DriverCalls, hardware_probe::DriverRoots},
     kubelet::{checkpoint::PodFolders, podresources::PodResources},
     mps::{self, MpsExecArgs},
     status::inputs::AgentIdentity,
@@ -117,11 +117,12 @@ pub struct MpsArgs {
 }
 
 impl HostArgs {
-    /// Returns the folders in which to look for the driver.
+    /// Returns the folders in which to look for the driver. A process has one such value, since it counts the calls to the driver.
     pub fn hardware(&self) -> DriverRoots {
         DriverRoots {
             host_root: self.host_root.clone(),
             driver_root: self.driver_root.clone(),
+            calls: DriverCalls::default(),
         }
     }
 

@@ -6,12 +6,14 @@
 //! | `hardware_probe` | probes the hardware once |
 //! | `hardware_watch` | probes the hardware, and again when it may have changed |
 //! | `nvml` | the only module that calls NVML |
+//! | `calls` | the calls that hold the driver, and the gate that a release closes |
 //! | `driver_events` | receives driver events on a thread |
 //! | `library` | finds the driver's library on the host |
 //! | `pci` | reads NVIDIA's PCI functions in sysfs |
 //! | `machine` | reads the machine's name and whether it is virtual |
 //! | `utilisation` | reads how busy the GPUs are |
 
+pub mod calls;
 pub mod driver_events;
 pub mod hardware;
 pub mod hardware_probe;

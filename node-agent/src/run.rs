@@ -69,7 +69,8 @@ pub async fn run(args: RunArgs) -> Result<()> {
     let (hardware_sender, hardware) = watch::channel(None);
     let (gpu_node_sender, gpu_node) = watch::channel(GpuNodeState::Unknown);
     let (node_health_sender, node_health) = watch::channel(Arc::default());
-    let (driver_events, driver_event_queue) = DriverEvents::new(metrics.clone());
+    let driver_roots = host.hardware();
+    let (driver_events, driver_event_queue) = DriverEvents::new(metrics.clone(), driver_roots.calls.clone());
     let (node_events, node_event_queue) = NodeEventSender::new();
 
     let admin_server = AgentServer {
@@ -78,17 +79,18 @@ pub async fn run(args: RunArgs) -> Result<()> {
         metrics: metrics.clone(),
     };
     let hardware_watch = HardwareWatch {
-        roots: host.hardware(),
+        roots: driver_roots.clone(),
         hardware: hardware_sender,
         probe_now: probe_hardware.clone(),
         release: ReleaseRequest::new(client.is_some().then(|| gpu_node.clone()), &host.state_dir),
         driver_events: Some(driver_events),
         metrics: metrics.clone(),
     };
-    let manager = device_manager(node, client.clone(), node_health.clone(), metrics.clone());
+    let utilisation = Utilisation::new(driver_roots.clone());
+    let manager = device_manager(node, client.clone(), utilisation, node_health.clone(), metrics.clone());
     let plugins = device_plugins(node, manager.clone(), &mut tasks);
     let health_inputs = MonitorInputs {
-        driver_roots: host.hardware(),
+        driver_roots,
         state_dir: host.state_dir.clone(),
         events: driver_event_queue,
         hardware: hardware.clone(),
@@ -133,13 +135,14 @@ pub async fn run(args: RunArgs) -> Result<()> {
 fn device_manager(
     node: &NodeArgs,
     client: Option<Client>,
+    utilisation: Utilisation,
     health: watch::Receiver<Arc<NodeHealth>>,
     metrics: AgentMetrics,
 ) -> Arc<DeviceManager> {
     let inputs = DeviceManagerInputs {
         host_root: node.host.host_root.clone(),
         mps_dir: node.host.mps_dir.clone(),
-        utilisation: Utilisation::new(node.host.hardware()),
+        utilisation,
         node: client.map(|client| NodeReader::new(client, node.node_name.clone())),
         health,
         metrics,

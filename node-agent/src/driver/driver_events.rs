@@ -2,9 +2,12 @@
 
 use crate::{
     admin::metrics::AgentMetrics,
-    driver::nvml::{
-        self, GpuAddress,
-        events::{DriverEvent, EventHandler},
+    driver::{
+        calls::{DriverCall, DriverCalls},
+        nvml::{
+            self, GpuAddress,
+            events::{DriverEvent, EventHandler},
+        },
     },
 };
 use gpunode_process::OnChange;
@@ -47,6 +50,7 @@ pub struct DriverEvents {
     not_before: Instant,
     errors: OnChange,
     metrics: AgentMetrics,
+    calls: DriverCalls,
 }
 
 struct EventThread {
@@ -60,7 +64,7 @@ type EventThreadResult = (BTreeSet<String>, Result<(), nvml::DriverError>);
 
 impl DriverEvents {
     /// Creates an idle follower and the receiver of its events.
-    pub fn new(metrics: AgentMetrics) -> (Self, mpsc::Receiver<DriverEvent>) {
+    pub fn new(metrics: AgentMetrics, calls: DriverCalls) -> (Self, mpsc::Receiver<DriverEvent>) {
         let (sender, receiver) = mpsc::channel(QUEUE);
         (
             Self {
@@ -70,6 +74,7 @@ impl DriverEvents {
                 not_before: Instant::now(),
                 errors: OnChange::default(),
                 metrics,
+                calls,
             },
             receiver,
         )
@@ -94,11 +99,11 @@ impl DriverEvents {
                 });
             }
             None if gpus.is_empty() || Instant::now() < self.not_before => {}
-            None => self.running = Some(self.start(path, gpus)),
+            None => self.running = self.calls.begin().map(|call| self.start(path, gpus, call)),
         }
     }
 
-    fn start(&mut self, path: &Path, gpus: &[GpuAddress]) -> EventThread {
+    fn start(&mut self, path: &Path, gpus: &[GpuAddress], call: DriverCall) -> EventThread {
         let (gpus, mut followed) = watch::channel(gpus.to_owned());
         followed.mark_changed();
         let stop = Arc::new(AtomicBool::new(false));
@@ -112,6 +117,7 @@ impl DriverEvents {
         };
         let path = path.to_owned();
         let thread = spawn_blocking(move || {
+            call.await_events();
             let ended = nvml::events::watch(&path, &mut thread);
             (thread.silent, ended)
         });

@@ -32,6 +32,8 @@ pub enum DriverState {
     Missing(String),
     /// The driver library reports an error.
     Failed(String),
+    /// The agent waits for the driver: a call has no answer yet, or the driver's container is not ready.
+    Waiting(String),
     /// The driver answers.
     Answers,
 }
@@ -93,7 +95,7 @@ impl DriverState {
     /// Returns the reason why no GPU can be read.
     pub fn problem(&self) -> Option<&str> {
         match self {
-            Self::Missing(message) | Self::Failed(message) => Some(message),
+            Self::Missing(message) | Self::Failed(message) | Self::Waiting(message) => Some(message),
             Self::Released | Self::NotNeeded | Self::Answers => None,
         }
     }

@@ -1,22 +1,38 @@
 //! Probes the hardware of the node once.
 
 use crate::driver::{
+    calls::{DriverCall, DriverCalls},
     hardware::{DriverState, Hardware},
     library, machine, nvml,
     pci::{self, nvidia_functions},
 };
-use std::{collections::BTreeSet, fs, os::unix::fs::MetadataExt as _, path::PathBuf};
+use std::{
+    collections::BTreeSet,
+    fs,
+    os::unix::fs::MetadataExt as _,
+    path::{Path, PathBuf},
+};
 
 /// The driver's kernel module below the host's root.
 const MODULE: &str = "sys/module/nvidia";
 
-/// Roots of the host and of its driver.
+/// Folder below the host's root in which gpu-operator notes the drivers that work.
+const VALIDATIONS: &str = "run/nvidia/validations";
+
+/// Files of that folder, of which one exists while a driver container's driver can be used: the container's startup probe writes the
+/// first one once the module is loaded and its daemons are ready (gpu-operator, `assets/state-driver/0400_configmap.yaml`), the
+/// validator writes the other one (`cmd/nvidia-validator/main.go`). A session with the driver before that makes it refuse a reset.
+const VALIDATED: [&str; 2] = [".driver-ctr-ready", "driver-ready"];
+
+/// Roots of the host and of its driver, and the calls to that driver.
 #[derive(Clone, Debug)]
 pub struct DriverRoots {
     /// Root of the host.
     pub host_root: PathBuf,
     /// Root of the driver, when set by `--driver-root`.
     pub driver_root: Option<PathBuf>,
+    /// Calls of this process to the driver.
+    pub calls: DriverCalls,
 }
 
 /// Path, inode and modification time of the driver's library.
@@ -38,6 +54,8 @@ pub struct HardwareTraces {
     attached: Vec<(String, u64)>,
     /// MIG instances, which other programs create and destroy.
     pub instances: Option<BTreeSet<String>>,
+    /// False while the driver's container is not ready.
+    is_validated: bool,
 }
 
 impl HardwareTraces {
@@ -55,18 +73,28 @@ impl DriverRoots {
 
     /// Reads the current traces. Blocks.
     pub fn traces(&self) -> HardwareTraces {
+        let library = self.library().and_then(|path| {
+            let meta = fs::metadata(&path).ok()?;
+            Some((path, meta.ino(), meta.mtime()))
+        });
         HardwareTraces {
             pci: pci::functions(&self.host_root),
             attached: pci::driver_entries(&self.host_root),
             module: fs::metadata(self.host_root.join(MODULE))
                 .ok()
                 .map(|module| module.ino()),
-            library: self.library().and_then(|path| {
-                let meta = fs::metadata(&path).ok()?;
-                Some((path, meta.ino(), meta.mtime()))
-            }),
+            is_validated: library.as_ref().is_none_or(|(path, ..)| self.is_validated(path)),
+            library,
             instances: nvml::instances(&self.host_root),
         }
+    }
+
+    /// Returns false for the library of a driver container that is not ready, where gpu-operator says so.
+    fn is_validated(&self, library: &Path) -> bool {
+        let folder = self.host_root.join(VALIDATIONS);
+        !library.starts_with(self.host_root.join(library::DRIVER_CONTAINER))
+            || !folder.is_dir()
+            || VALIDATED.iter().any(|file| folder.join(file).exists())
     }
 
     /// Reads sysfs only. Blocks.
@@ -80,9 +108,11 @@ impl DriverRoots {
         }
     }
 
-    /// Reads sysfs and the driver. `before` is the last probe. Blocks.
-    pub fn probe(&self, before: Option<&Hardware>) -> (HardwareTraces, Hardware) {
+    /// Reads sysfs and the driver. `before` is the last probe. A driver in use is not given up when its container is not ready
+    /// any more. Notes the progress in `call`. Blocks.
+    pub fn probe(&self, before: Option<&Hardware>, call: &DriverCall) -> (HardwareTraces, Hardware) {
         let traces = self.traces();
+        let is_in_use = before.is_some_and(|before| before.driver == DriverState::Answers);
         let Hardware { functions, machine, .. } = self.read_sysfs();
         let (mut reading, mut failed) = (None, None);
         let driver = match &traces.library {
@@ -95,13 +125,17 @@ impl DriverRoots {
                     library::join_roots(&roots)
                 ))
             }
+            Some(_) if !traces.is_validated && !is_in_use => DriverState::Waiting(format!(
+                "the driver's container is not ready: {} has neither {}",
+                self.host_root.join(VALIDATIONS).display(),
+                VALIDATED.join(" nor ")
+            )),
             Some((path, ..)) => {
                 let gpus = before
                     .and_then(Hardware::inventory)
                     .map_or(&[][..], |before| &before.gpus);
-                match nvml::read(path, &self.host_root, gpus, |address| {
-                    pci::function(&self.host_root, address)
-                }) {
+                let function = |address: &str| pci::function(&self.host_root, address);
+                match nvml::read(path, &self.host_root, gpus, function, |gpu| call.begin_gpu(gpu)) {
                     Ok(found) => {
                         let is_silent = found.inventory.gpus.is_empty() && !found.unreadable.is_empty();
                         let problem = found.unreadable.join("; ");

@@ -15,7 +15,7 @@ use gpunode_gpu::Inventory;
 use std::{path::Path, sync::Arc, time::Duration};
 use tokio::{
     sync::{Notify, watch},
-    time::{Instant, sleep, timeout},
+    time::{Instant, sleep, timeout, timeout_at},
 };
 use tracing::{info, warn};
 
@@ -32,8 +32,11 @@ const BLIND_RECHECK: Duration = Duration::from_mins(1);
 /// Time limit for the sessions of other tasks to end, and the pause between two looks.
 const SESSIONS_TIMEOUT: Duration = Duration::from_secs(10);
 const SESSIONS_PAUSE: Duration = Duration::from_millis(20);
-/// Time limit for a probe: a driver call or a host file that hangs must not stop the rest of the agent.
+/// Time limit for each GPU of a probe, and for reading files: a driver call or a host file that hangs must not stop the rest of the
+/// agent. Without persistence mode the driver initialises each GPU for the probe, which takes 1 to 5 s.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(30);
+/// Time for calls to the driver to end before the report says that the release waits for them.
+const RELEASE_GRACE: Duration = Duration::from_secs(5);
 
 /// Task that probes the hardware and publishes the result.
 pub struct HardwareWatch {
@@ -76,10 +79,14 @@ impl HardwareWatch {
             }
             if release.is_on() {
                 before = None;
-                publish_released(&roots, &hardware_sender).await;
+                roots.calls.close();
                 release.save(true).await;
-                release.wait_for(false).await;
+                if calls_ended(&roots, &hardware_sender, &mut release).await {
+                    publish_released(&roots, &hardware_sender).await;
+                    release.wait_for(false).await;
+                }
                 release.save(false).await;
+                roots.calls.reopen();
                 info!("the GPUs are no longer released");
                 continue;
             }
@@ -88,7 +95,7 @@ impl HardwareWatch {
                 Some((library, ..)) if is_other => sessions_end(&library).await,
                 _ => true,
             };
-            let (traces, hardware) = probe_with_timeout(&roots, &hardware_sender).await;
+            let (traces, hardware) = probe_within(PROBE_TIMEOUT, &roots, &hardware_sender).await;
             // A driver that changed meanwhile gets sessions of its own.
             let is_current = has_ended && Some(traces.driver()) == driver;
             before = driver.filter(|_| is_current);
@@ -161,6 +168,45 @@ async fn close(events: &mut Option<DriverEvents>) {
     }
 }
 
+/// Waits until no call of this process holds the driver, and says so while one does. Returns false when the GPUs need not be
+/// released any more.
+async fn calls_ended(
+    roots: &Arc<DriverRoots>,
+    hardware_sender: &watch::Sender<Option<Arc<Hardware>>>,
+    release: &mut ReleaseRequest,
+) -> bool {
+    if timeout(RELEASE_GRACE, roots.calls.ended()).await.is_ok() {
+        return true;
+    }
+    let message = "release the GPUs: a call to the driver has no answer yet; see the host's kernel log";
+    publish_waiting(roots, hardware_sender, message.to_owned()).await;
+    tokio::select! {
+        () = roots.calls.ended() => true,
+        () = release.wait_for(false) => false,
+    }
+}
+
+/// Publishes that the agent waits for the driver, and keeps the last probe's GPUs.
+async fn publish_waiting(
+    roots: &Arc<DriverRoots>,
+    hardware_sender: &watch::Sender<Option<Arc<Hardware>>>,
+    message: String,
+) {
+    let probing = roots.clone();
+    let functions = run_blocking(move || nvidia_functions(&probing.host_root).len()).await;
+    let last = hardware_sender.borrow().as_deref().cloned().unwrap_or_default();
+    let functions = functions.unwrap_or(last.functions);
+    publish(
+        hardware_sender,
+        Hardware {
+            functions,
+            driver: DriverState::Waiting(message),
+            failed: None,
+            ..last
+        },
+    );
+}
+
 /// Publishes the released state and keeps the last probe's GPUs.
 async fn publish_released(roots: &Arc<DriverRoots>, hardware_sender: &watch::Sender<Option<Arc<Hardware>>>) {
     let last = hardware_sender.borrow().clone();
@@ -177,34 +223,35 @@ async fn publish_released(roots: &Arc<DriverRoots>, hardware_sender: &watch::Sen
     hardware_sender.send_replace(Some(Arc::new(hardware)));
 }
 
-/// Probes once. While the probe hangs, the driver counts as failed.
-async fn probe_with_timeout(
+/// Probes once. While the calls about a GPU take longer than `limit`, the agent waits for the driver.
+async fn probe_within(
+    limit: Duration,
     roots: &Arc<DriverRoots>,
     hardware_sender: &watch::Sender<Option<Arc<Hardware>>>,
 ) -> (HardwareTraces, Hardware) {
     loop {
         let probing = roots.clone();
         let before = hardware_sender.borrow().clone();
-        let mut task = tokio::task::spawn_blocking(move || probing.probe(before.as_deref()));
-        let result = if let Ok(result) = timeout(PROBE_TIMEOUT, &mut task).await {
-            result
-        } else {
-            let message = format!("query the driver: no answer within {PROBE_TIMEOUT:?}; see the host's kernel log");
-            let probing = roots.clone();
-            let functions = run_blocking(move || nvidia_functions(&probing.host_root).len()).await;
-            let last = hardware_sender.borrow().as_deref().cloned().unwrap_or_default();
-            let functions = functions.unwrap_or(last.functions);
-            publish(
-                hardware_sender,
-                Hardware {
-                    functions,
-                    driver: DriverState::Failed(message),
-                    failed: None,
-                    ..last
-                },
-            );
-            // A second probe beside a hanging call would only block another thread.
-            task.await
+        // This task alone closes the gate, and opens it before it probes again.
+        let Some(call) = roots.calls.begin() else {
+            sleep(MIN_RETRY).await;
+            continue;
+        };
+        let number = call.number();
+        let mut task = tokio::task::spawn_blocking(move || probing.probe(before.as_deref(), &call));
+        let result = loop {
+            let since = || roots.calls.progress(number).and_then(|progress| progress.since);
+            let begun = since();
+            let deadline = begun.unwrap_or_else(Instant::now) + limit;
+            if let Ok(result) = timeout_at(deadline, &mut task).await {
+                break result;
+            }
+            if since() == begun {
+                let message = format!("query the driver: no answer within {limit:?}; see the host's kernel log");
+                publish_waiting(roots, hardware_sender, message).await;
+                // A second probe beside a hanging call would only block another thread.
+                break task.await;
+            }
         };
         match result {
             Ok(probed) => return probed,

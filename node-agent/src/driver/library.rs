@@ -20,7 +20,7 @@ const FOLDERS: [&str; 8] = [
 ];
 
 /// Mount point of a containerised driver's root on the host.
-const DRIVER_CONTAINER: &str = "run/nvidia/driver";
+pub const DRIVER_CONTAINER: &str = "run/nvidia/driver";
 
 /// Limit on symbolic links in a row, above that of any distribution.
 const MAX_LINKS: usize = 16;

@@ -33,6 +33,7 @@ impl Utilisation {
         let roots = self.roots.clone();
         let answer = spawn_blocking(move || {
             let _permit = permit;
+            let _call = roots.calls.begin()?;
             nvml::utilisation(&roots.library()?)
                 .inspect_err(|error| debug!(%error, "cannot read the utilisation"))
                 .ok()

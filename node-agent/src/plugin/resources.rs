@@ -150,7 +150,7 @@ mod tests {
     use crate::{
         admin::metrics::AgentMetrics,
         devices::manager::{DeviceManager, DeviceManagerInputs, tests::nobody},
-        driver::{hardware_probe, utilisation::Utilisation},
+        driver::{calls::DriverCalls, hardware_probe, utilisation::Utilisation},
         plugin::directory::PluginDirectory,
     };
     use gpunode_gpu::AdvertisedResource;
@@ -171,6 +171,7 @@ mod tests {
         let nowhere = hardware_probe::DriverRoots {
             host_root: folder.to_owned(),
             driver_root: None,
+            calls: DriverCalls::default(),
         };
         let manager = DeviceManager::new(DeviceManagerInputs {
             host_root: folder.to_owned(),

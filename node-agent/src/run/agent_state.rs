@@ -146,16 +146,17 @@ impl<'a> AgentState<'a> {
     }
 
     /// Fails if the driver does not load and `failOnInitError` is on. The option covers the start only: a driver that has
-    /// answered once is waited for, and an unreadable GPU does not block the others.
+    /// answered once is waited for, and an unreadable GPU does not block the others. A driver that is slow has not failed.
     fn check_driver(&mut self, hardware: Option<&Hardware>) -> Result<()> {
         let Some(hardware) = hardware else { return Ok(()) };
-        match hardware.driver.problem() {
-            None if hardware.driver == DriverState::Released => {}
-            None => self.driver_answered = true,
-            Some(problem) if !self.driver_answered && self.in_force.fail_on_init_error() => {
-                bail!("{problem} (failOnInitError is on)")
+        match &hardware.driver {
+            DriverState::Released | DriverState::Waiting(_) => {}
+            DriverState::NotNeeded | DriverState::Answers => self.driver_answered = true,
+            DriverState::Missing(problem) | DriverState::Failed(problem) => {
+                if !self.driver_answered && self.in_force.fail_on_init_error() {
+                    bail!("{problem} (failOnInitError is on)")
+                }
             }
-            Some(_) => {}
         }
         Ok(())
     }

@@ -1,7 +1,7 @@
 use super::*;
 use crate::{
     devices::state::tests::{nothing_held, state},
-    driver::hardware_probe,
+    driver::{calls::DriverCalls, hardware_probe},
     kubelet::{checkpoint::PodFolders, podresources::PodResources},
 };
 use gpunode_gpu::{ContainerShares, DeviceFaults, HealthObservation, KubeletObservation};
@@ -24,6 +24,7 @@ fn manager_with(mps_dir: PathBuf, health: &watch::Sender<Arc<NodeHealth>>) -> Ar
     let nowhere = hardware_probe::DriverRoots {
         host_root: folder.clone(),
         driver_root: None,
+        calls: DriverCalls::default(),
     };
     Arc::new(DeviceManager::new(DeviceManagerInputs {
         host_root: folder,

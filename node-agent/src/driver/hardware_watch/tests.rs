@@ -3,7 +3,7 @@
 use super::*;
 use crate::{
     api_server::gpu_node::{GpuNodeState, ObservedGpuNode},
-    driver::nvml::tests::FakeDriver,
+    driver::{calls::DriverCalls, library, nvml::tests::FakeDriver},
 };
 use gpunode_crds::{GpuNode, GpuNodeSpec};
 use kube::core::ApiResource;
@@ -41,7 +41,14 @@ impl Host {
         DriverRoots {
             host_root: self.root.path().to_owned(),
             driver_root: Some(self.root.path().join("driver")),
+            calls: DriverCalls::default(),
         }
+    }
+
+    fn probe(&self, before: Option<&Hardware>) -> Hardware {
+        let roots = self.roots();
+        let call = roots.calls.begin().unwrap();
+        roots.probe(before, &call).1
     }
 
     fn capability(&self, of: &str) {
@@ -54,9 +61,14 @@ impl Host {
     }
 
     fn watch_with(&self, release: ReleaseRequest) -> watch::Receiver<Option<Arc<Hardware>>> {
+        self.watch_beside(DriverCalls::default(), release)
+    }
+
+    /// Watches the hardware in a process that makes `calls`, too.
+    fn watch_beside(&self, calls: DriverCalls, release: ReleaseRequest) -> watch::Receiver<Option<Arc<Hardware>>> {
         let (sender, hardware) = watch::channel(None);
         let hardware_watch = HardwareWatch {
-            roots: self.roots(),
+            roots: DriverRoots { calls, ..self.roots() },
             hardware: sender,
             probe_now: Arc::new(Notify::new()),
             release,
@@ -138,7 +150,7 @@ async fn a_gpu_that_joins_its_fabric_is_read_again_with_clique_and_links() {
 fn a_driver_that_answers_for_no_gpu_has_failed_until_it_does() {
     let host = Host::new(DIVIDED);
     host.library.state("gpus: {0: {lost: true}, 1: {lost: true}}");
-    let (_, lost) = host.roots().probe(None);
+    let lost = host.probe(None);
     let DriverState::Failed(message) = &lost.driver else {
         panic!("{lost:?}")
     };
@@ -148,10 +160,10 @@ fn a_driver_that_answers_for_no_gpu_has_failed_until_it_does() {
     );
     assert!(lost.is_known() && lost.has_gpus(), "none of them is advertised");
     host.library.state("{}");
-    let (_, found) = host.roots().probe(Some(&lost));
+    let found = host.probe(Some(&lost));
     assert_eq!(found.driver, DriverState::Answers);
     host.library.state("gpus: {0: {lost: true}, 1: {lost: true}}");
-    let (_, lost) = host.roots().probe(Some(&found));
+    let lost = host.probe(Some(&found));
     assert_eq!(
         (lost.inventory(), &lost.driver),
         (found.inventory(), &DriverState::Answers),
@@ -163,10 +175,10 @@ fn a_driver_that_answers_for_no_gpu_has_failed_until_it_does() {
 #[test]
 fn a_gpu_that_does_not_tell_what_it_is_is_looked_at_again() {
     let host = Host::new(DIVIDED);
-    let (_, before) = host.roots().probe(None);
+    let before = host.probe(None);
     host.library
         .state("gpus: {1: {failing: {nvmlDeviceGetMigMode: UNKNOWN}}}");
-    let (_, now) = host.roots().probe(Some(&before));
+    let now = host.probe(Some(&before));
     assert_eq!(
         (now.inventory(), &now.driver),
         (before.inventory(), &DriverState::Answers)
@@ -229,4 +241,101 @@ async fn while_the_gpus_are_released_nobody_is_asked_and_what_was_found_stays() 
     let (_later, said) = watch::channel(GpuNodeState::Unknown);
     let mut next = host.watch_with(ReleaseRequest::new(Some(said), host.root.path()));
     wait_for(&mut next, |found| found.driver == DriverState::Answers).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_gpus_are_released_once_no_call_of_the_agent_holds_the_driver() {
+    let host = Host::new(UNDIVIDED);
+    let calls = DriverCalls::default();
+    let (say, said) = watch::channel(gpu_node(false));
+    let mut seen = host.watch_beside(calls.clone(), ReleaseRequest::new(Some(said), host.root.path()));
+    let before = wait_for(&mut seen, |found| found.driver == DriverState::Answers).await;
+    let probing = calls.begin().unwrap();
+    say.send_replace(gpu_node(true));
+    let waiting = wait_for(&mut seen, |found| found.problem().is_some()).await;
+    assert!(
+        waiting
+            .problem()
+            .is_some_and(|problem| problem.starts_with("release the GPUs: ")),
+        "{waiting:?}"
+    );
+    assert_eq!(waiting.inventory(), before.inventory());
+    assert!(calls.begin().is_none(), "no further call begins");
+    sleep(RECHECK * 10).await;
+    assert!(!seen.has_changed().unwrap());
+    drop(probing);
+    wait_for(&mut seen, |found| found.driver == DriverState::Released).await;
+    say.send_replace(gpu_node(false));
+    wait_for(&mut seen, |found| found.driver == DriverState::Answers).await;
+
+    // A release that ends before the call does.
+    let probing = calls.begin().unwrap();
+    say.send_replace(gpu_node(true));
+    wait_for(&mut seen, |found| found.problem().is_some()).await;
+    say.send_replace(gpu_node(false));
+    wait_for(&mut seen, |found| found.driver == DriverState::Answers).await;
+    drop(probing);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_driver_container_that_is_not_ready_is_waited_for_and_a_driver_in_use_is_kept() {
+    let host = Host::new(UNDIVIDED);
+    let container = host.root.path().join(library::DRIVER_CONTAINER);
+    fs::create_dir_all(container.parent().unwrap()).unwrap();
+    fs::rename(host.root.path().join("driver"), &container).unwrap();
+    let folder = host.root.path().join("run/nvidia/validations");
+    fs::create_dir(&folder).unwrap();
+    let (sender, mut seen) = watch::channel(None);
+    let hardware_watch = HardwareWatch {
+        roots: DriverRoots {
+            driver_root: None,
+            ..host.roots()
+        },
+        hardware: sender,
+        probe_now: Arc::new(Notify::new()),
+        release: ReleaseRequest::new(None, host.root.path()),
+        driver_events: None,
+        metrics: AgentMetrics::new(),
+    };
+    tokio::spawn(hardware_watch.run());
+    let waiting = wait_for(&mut seen, |_| true).await;
+    assert!(matches!(waiting.driver, DriverState::Waiting(_)), "{waiting:?}");
+    assert!(
+        waiting
+            .problem()
+            .is_some_and(|problem| problem.contains(".driver-ctr-ready"))
+    );
+    // Later than any retry.
+    sleep(MAX_RETRY * 4).await;
+    fs::write(folder.join(".driver-ctr-ready"), "").unwrap();
+    let start = Instant::now();
+    wait_for(&mut seen, |found| found.driver == DriverState::Answers).await;
+    assert!(start.elapsed() <= RECHECK * 2, "{:?}", start.elapsed());
+    // The container ends before its driver is unloaded.
+    fs::remove_file(folder.join(".driver-ctr-ready")).unwrap();
+    sleep(RECHECK * 10).await;
+    assert!(!seen.has_changed().unwrap());
+}
+
+#[tokio::test]
+async fn a_limit_of_time_is_that_of_each_gpu() {
+    let host = Host::new("{node: n, board: Tesla T4, count: 4, topology: Pcie}");
+    host.library
+        .state("gpus: {0: {initMs: 400}, 1: {initMs: 400}, 2: {initMs: 400}, 3: {initMs: 400}}");
+    let roots = Arc::new(host.roots());
+    let (sender, seen) = watch::channel(None);
+    let limit = Duration::from_millis(1100);
+    let (_, hardware) = probe_within(limit, &roots, &sender).await;
+    assert_eq!(
+        (hardware.driver, hardware.reading.unwrap().inventory.gpus.len()),
+        (DriverState::Answers, 4)
+    );
+    assert!(
+        !seen.has_changed().unwrap(),
+        "all together took longer"
+    );
+    let (_, hardware) = probe_within(Duration::from_millis(100), &roots, &sender).await;
+    assert_eq!(hardware.driver, DriverState::Answers, "it answers in the end");
+    let waiting = seen.borrow().clone().unwrap();
+    assert!(matches!(waiting.driver, DriverState::Waiting(_)), "{waiting:?}");
 }

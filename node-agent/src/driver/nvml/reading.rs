@@ -26,12 +26,14 @@ pub struct DriverReading {
 }
 
 /// Reads the GPUs through the library at `path`. `function` looks up a PCI address. A GPU of `before` that does not answer,
-/// or is lost, stays as it was; other GPUs without an answer are omitted.
+/// or is lost, stays as it was; other GPUs without an answer are omitted. `begin` receives the UUID of each GPU before calls
+/// about it, if it is known: without persistence mode the first of them takes 1 to 5 s.
 pub fn read(
     path: &Path,
     host_root: &Path,
     before: &[Gpu],
     function: impl Fn(&str) -> PciFunction,
+    begin: impl Fn(Option<&str>),
 ) -> Result<DriverReading, DriverError> {
     let nvml = open(path)?;
     let capabilities = Capabilities::of_host(host_root);
@@ -39,6 +41,7 @@ pub fn read(
     let mut reading = DriverReading::default();
     let mut identified = Vec::new();
     for index in 0..count {
+        begin(known_at(before, index, count));
         match identify(&nvml, index) {
             Ok((device, gpu)) => identified.push((device, gpu)),
             Err(error) => reading.unreadable.push(format!("read GPU {index}: {error}")),
@@ -50,6 +53,7 @@ pub fn read(
         if identified.iter().any(|(_, other)| other.uuid == gpu.uuid) {
             continue;
         }
+        begin(Some(&gpu.uuid));
         let Some(absence) = Absence::of(&nvml, gpu, &function) else {
             continue;
         };
@@ -68,6 +72,7 @@ pub fn read(
     let mut devices = Vec::new();
     for (device, gpu) in identified {
         let (uuid, index) = (gpu.uuid.clone(), gpu.index);
+        begin(Some(&uuid));
         let described = match describe(&device, gpu, &capabilities, &function) {
             Ok((gpu, unreadable)) => {
                 reading.unreadable.extend(unreadable);
@@ -160,6 +165,13 @@ fn keep_indices<'a>(gpus: impl Iterator<Item = &'a mut Gpu>, before: &[Gpu]) {
             gpu.index = index;
         }
     }
+}
+
+/// Returns the UUID of the GPU that a reading before had at an index, unless indices may have shifted since.
+fn known_at(before: &[Gpu], index: u32, count: u32) -> Option<&str> {
+    let is_whole = before.iter().all(|gpu| gpu.index < count);
+    let gpu = before.iter().find(|gpu| is_whole && gpu.index == index)?;
+    Some(&gpu.uuid)
 }
 
 /// Reads the identity of a GPU, without which it cannot be advertised.

@@ -53,7 +53,7 @@ impl FakeDriver {
     }
 
     fn read(&self, host_root: &Path) -> DriverReading {
-        read(&self.library(), host_root, &[], |_| PciFunction::default()).unwrap()
+        read(&self.library(), host_root, &[], |_| PciFunction::default(), |_| ()).unwrap()
     }
 
     fn read_after(&self, before: &DriverReading) -> DriverReading {
@@ -66,7 +66,8 @@ impl FakeDriver {
             is_attached,
             ..PciFunction::default()
         };
-        read(&self.library(), Path::new("/nowhere"), &before.inventory.gpus, function).unwrap()
+        let nowhere = Path::new("/nowhere");
+        read(&self.library(), nowhere, &before.inventory.gpus, function, |_| ()).unwrap()
     }
 }
 

@@ -52,6 +52,7 @@ fn reported(hardware: &Value, document: Option<&str>) -> GpuNodeStatus {
         Path::new("/nowhere"),
         &[],
         function,
+        |_| (),
     )
     .unwrap();
     let machine = MachineInfo {
