@@ -121,6 +121,8 @@ pub enum Reason {
     DriverNotFound,
     /// The driver's library reports an error.
     DriverFailed,
+    /// The agent waits for the driver: a call has no answer yet, or the driver's container is not ready.
+    DriverNotReady,
     /// The policy's spec cannot be carried out.
     InvalidSpec,
     /// The record of what gpunode wrote on the node cannot be parsed.

@@ -85,9 +85,8 @@ fn driver(hardware: &Hardware) -> Option<UntimedCondition> {
             "the GPUs are released, as a label of the node requests: no device is allocated and the driver is not used",
         )),
         DriverState::Missing(message) => Some(UntimedCondition::new(available, false, Reason::DriverNotFound, message)),
-        DriverState::Failed(message) | DriverState::Waiting(message) => {
-            Some(UntimedCondition::new(available, false, Reason::DriverFailed, message))
-        }
+        DriverState::Failed(message) => Some(UntimedCondition::new(available, false, Reason::DriverFailed, message)),
+        DriverState::Waiting(message) => Some(UntimedCondition::new(available, false, Reason::DriverNotReady, message)),
         // The other GPUs are advertised all the same.
         DriverState::Answers => {
             let problem = hardware.problem().unwrap_or_else(|| "the driver answers".to_owned());

@@ -330,10 +330,7 @@ async fn a_limit_of_time_is_that_of_each_gpu() {
         (hardware.driver, hardware.reading.unwrap().inventory.gpus.len()),
         (DriverState::Answers, 4)
     );
-    assert!(
-        !seen.has_changed().unwrap(),
-        "all together took longer"
-    );
+    assert!(!seen.has_changed().unwrap(), "all together took longer");
     let (_, hardware) = probe_within(Duration::from_millis(100), &roots, &sender).await;
     assert_eq!(hardware.driver, DriverState::Answers, "it answers in the end");
     let waiting = seen.borrow().clone().unwrap();

@@ -329,7 +329,12 @@ const NEEDS_A_PERSON: [Reason; 7] = [
     Reason::ServedByAnother,
 ];
 /// Reasons that may resolve themselves.
-const MAY_RESOLVE: [Reason; 3] = [Reason::MpsDaemonNotAnswering, Reason::HoldersUnknown, Reason::Released];
+const MAY_RESOLVE: [Reason; 4] = [
+    Reason::MpsDaemonNotAnswering,
+    Reason::HoldersUnknown,
+    Reason::Released,
+    Reason::DriverNotReady,
+];
 
 /// Returns the outcome where the configuration is in force and the agent reports that it is not Ready.
 fn not_ready_outcome(condition: &Condition, deadline: ProgressDeadline) -> (PolicyOutcome, Option<Timestamp>) {

@@ -427,7 +427,11 @@ fn device_that_cannot_be_offered_fails_at_once_and_one_that_may_come_is_waited_f
             PolicyOutcome::failed(reason, "as the agent says")
         );
     }
-    for reason in [Reason::MpsDaemonNotAnswering, Reason::HoldersUnknown] {
+    for reason in [
+        Reason::MpsDaemonNotAnswering,
+        Reason::HoldersUnknown,
+        Reason::DriverNotReady,
+    ] {
         let world = with_status(reported(in_force(), ("False", reason)));
         assert_eq!(outcome_after(&world, 9).1, PolicyOutcome::Updating);
         assert_eq!(
