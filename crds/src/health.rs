@@ -109,12 +109,12 @@ pub enum FaultReason {
     MpsDaemonDied,
     /// A driver call for the device fails.
     NotAnswering,
+    /// A driver call for the device waits behind a call for another GPU, which hangs.
+    DriverBlocked,
     /// The driver asks for a reset, a reboot or a drain.
     RecoveryPending,
     /// The GPU has not joined its NVLink fabric.
     FabricNotReady,
-    /// The driver answers no call for the GPU while another GPU hangs.
-    DriverBusy,
 }
 
 impl FaultGrade {

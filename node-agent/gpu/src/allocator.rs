@@ -129,6 +129,12 @@ impl Allocator {
         self.state.unavailable = reasons;
     }
 
+    /// Sets the devices of which containers keep their shares and no container gets another one now, by UUID with the reason. A
+    /// GPU stands for its MIG devices too.
+    pub fn set_paused(&mut self, reasons: BTreeMap<String, String>) {
+        self.state.paused = reasons;
+    }
+
     /// Returns true after the first observation; before it, nothing is advertised.
     pub fn is_observed(&self) -> bool {
         self.state.is_observed()

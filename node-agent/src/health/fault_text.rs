@@ -12,6 +12,7 @@ pub fn meaning(fault: &Fault) -> String {
         (FaultReason::Xid, None) => "an XID",
         (FaultReason::Lost, _) => "the GPU has fallen off the bus",
         (FaultReason::NotAnswering, _) => "calls to the driver about the device fail",
+        (FaultReason::DriverBlocked, _) => "calls to the driver wait behind a call about another GPU, which hangs",
         (FaultReason::RecoveryPending, _) => match fault.recovery_action {
             Some(action) => return recovery_request(action),
             None => "the driver asks for a reset of the GPU",
@@ -25,7 +26,6 @@ pub fn meaning(fault: &Fault) -> String {
         (FaultReason::FabricNotReady, _) => {
             "the GPU has not joined its NVLink fabric; CUDA fails with error 802 until then"
         }
-        (FaultReason::DriverBusy, _) => "the driver answers no call for the device while another GPU hangs",
     };
     text.to_owned()
 }

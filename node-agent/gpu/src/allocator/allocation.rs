@@ -86,18 +86,21 @@ pub fn check(
             asked: ids.len(),
         });
     }
-    if let Some((of, _)) = given
-        .iter()
-        .find(|(of, _)| of.availability == Availability::Unavailable)
-    {
+    let unavailable = |of: &DeviceShares<'_>| {
         let reason = state
             .unavailable_reason(of.uuid)
-            .unwrap_or("the driver no longer lists it")
-            .to_owned();
+            .or_else(|| state.paused_reason(of.uuid));
+        reason.or(match of.availability {
+            _ if state.awaits_driver() => Some("the driver has not answered yet"),
+            Availability::Unavailable => Some("the driver no longer lists it"),
+            Availability::Draining | Availability::Allocatable => None,
+        })
+    };
+    if let Some((of, reason)) = given.iter().find_map(|(of, _)| Some((of, unavailable(of)?))) {
         return Err(AllocationRefusal::Unavailable {
             resource: name(),
             device: of.uuid.to_owned(),
-            reason,
+            reason: reason.to_owned(),
         });
     }
     if let Some((of, _)) = given.iter().find(|(of, _)| state.held_by_others.contains(of.uuid)) {

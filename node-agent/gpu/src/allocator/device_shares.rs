@@ -27,8 +27,8 @@ pub struct DeviceShares<'a> {
 pub enum Availability {
     /// Containers can get its free shares.
     Allocatable,
-    /// Held shares stay; no container gets another one until the device changes, or until the containers end that have it
-    /// from another plugin.
+    /// Held shares stay; no container gets another one until the device changes, the containers end that have it from another
+    /// plugin, or the driver answers.
     Draining,
     /// No share is healthy: the device is gone or has a fault.
     Unavailable,
@@ -91,9 +91,13 @@ pub fn advertised_devices<'a>(state: &'a AllocatorState, resource: &str) -> Vec<
 }
 
 fn availability(state: &AllocatorState, uuid: &str, assignment: &Assignment) -> Availability {
-    if !state.present.contains(uuid) || state.unavailable_reason(uuid).is_some() {
+    let is_gone = !state.present.contains(uuid) && !state.awaits_driver();
+    if is_gone || state.unavailable_reason(uuid).is_some() {
         Availability::Unavailable
-    } else if state.desired_assignment(uuid) != Some(assignment) || state.held_by_others.contains(uuid) {
+    } else if state.paused_reason(uuid).is_some()
+        || state.desired_assignment(uuid) != Some(assignment)
+        || state.held_by_others.contains(uuid)
+    {
         Availability::Draining
     } else {
         Availability::Allocatable

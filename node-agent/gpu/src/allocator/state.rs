@@ -64,6 +64,8 @@ pub struct AllocatorState {
     pub held_by_others: BTreeSet<String>,
     /// Reason for each device that no container can get now, by UUID.
     pub unavailable: BTreeMap<String, String>,
+    /// Reason for each device of which containers keep their shares and get no other ones now, by UUID.
+    pub paused: BTreeMap<String, String>,
     /// Resources with the free shares of one device only.
     pub withheld: BTreeSet<String>,
     /// Changes of the number of time slices that are not over yet.
@@ -85,10 +87,32 @@ impl AllocatorState {
         self.desired.as_ref().and_then(|desired| desired.get(uuid))
     }
 
-    /// Returns the reason why no container can get a device now. A reason of a GPU applies to its MIG devices too.
+    /// Returns the reason why no share of a device is healthy now. A reason of a GPU applies to its MIG devices too.
     pub fn unavailable_reason(&self, uuid: &str) -> Option<&str> {
-        let of_gpu = || self.unavailable.get(&self.devices.get(uuid)?.gpu_uuid);
-        self.unavailable.get(uuid).or_else(of_gpu).map(String::as_str)
+        self.reason(&self.unavailable, uuid)
+    }
+
+    /// Returns the reason why no container gets another share of a device now. A reason of a GPU applies to its MIG devices too.
+    pub fn paused_reason(&self, uuid: &str) -> Option<&str> {
+        self.reason(&self.paused, uuid)
+    }
+
+    fn reason<'a>(&self, reasons: &'a BTreeMap<String, String>, uuid: &str) -> Option<&'a str> {
+        let of_gpu = || {
+            // Before the driver has answered, only the assignment names the GPU.
+            let gpu = match self.devices.get(uuid) {
+                Some(device) => &device.gpu_uuid,
+                None => self.assigned.get(uuid)?.gpu_uuid.as_ref()?,
+            };
+            reasons.get(gpu)
+        };
+        reasons.get(uuid).or_else(of_gpu).map(String::as_str)
+    }
+
+    /// Returns true if the driver has not told this process yet which devices the node has. Assignments and held shares of an
+    /// earlier process stand until then.
+    pub fn awaits_driver(&self) -> bool {
+        self.desired.is_none()
     }
 
     /// Returns true if a container holds or may hold a share of the device, except those of `except`, or a share of a device

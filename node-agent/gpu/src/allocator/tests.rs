@@ -357,6 +357,52 @@ fn a_gpu_that_is_gone_or_held_back_is_unhealthy_also_where_it_is_held() {
 }
 
 #[test]
+fn before_the_driver_answers_held_shares_are_healthy_and_no_container_gets_another() {
+    let held = [holding("train", "nvidia.com/gpu", &["GPU-0"])];
+    let before = AllocatorTest::new("", &held);
+    let mut test = AllocatorTest {
+        allocator: Allocator::restore(before.allocator.assigned().clone()),
+        now: before.now,
+    };
+    test.observe(&held);
+    let healthy = |test: &AllocatorTest| Vec::from_iter(test.healthy().into_iter().map(|(_, id)| id));
+    assert_eq!(healthy(&test), ["GPU-0"]);
+    assert_eq!(test.count("nvidia.com/gpu").map(|(_, all)| all), Some(3));
+    let refused = test.allocate("nvidia.com/gpu", &["GPU-1"]).unwrap_err().to_string();
+    assert!(
+        refused.ends_with("GPU-1 is unavailable: the driver has not answered yet"),
+        "{refused}"
+    );
+    // A fault that an earlier agent saved counts meanwhile.
+    test.allocator
+        .set_unavailable([("GPU-0".to_owned(), "XID 79".to_owned())].into());
+    assert_eq!(healthy(&test), [""; 0]);
+    test.allocator.set_unavailable(BTreeMap::new());
+    test.allocator.set_desired(wants(""));
+    assert_eq!(test.count("nvidia.com/gpu"), Some((3, 3)));
+}
+
+#[test]
+fn of_a_paused_gpu_containers_keep_their_shares_and_get_no_other_ones() {
+    let held = [holding("train", "nvidia.com/gpu", &["GPU-0::1"])];
+    let mut test = AllocatorTest::new(SHARED, &held);
+    let pause = |gpus: &[&str]| {
+        gpus.iter()
+            .map(|gpu| ((*gpu).to_owned(), "it waits".to_owned()))
+            .collect()
+    };
+    test.allocator.set_paused(pause(&["GPU-0", "GPU-1"]));
+    let healthy = test.healthy();
+    let of = |gpu: &str| healthy.iter().filter(|(_, id)| device_of(id) == gpu).count();
+    assert_eq!((of("GPU-0"), of("GPU-1"), of("GPU-2")), (1, 0, 2));
+    let refused = test.allocate("nvidia.com/gpu", &["GPU-0::0"]).unwrap_err().to_string();
+    assert!(refused.ends_with("GPU-0 is unavailable: it waits"), "{refused}");
+    assert!(test.allocate("nvidia.com/gpu", &["GPU-2::0"]).is_ok());
+    test.allocator.set_paused(pause(&[]));
+    assert!(test.allocate("nvidia.com/gpu", &["GPU-0::0"]).is_ok());
+}
+
+#[test]
 fn a_gpu_that_changes_its_index_keeps_its_shares() {
     let held = [holding("train", "a.b/mem", &["GPU-0-_-3"])];
     let mut test = AllocatorTest::new(MEMORY, &held);

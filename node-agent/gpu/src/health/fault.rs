@@ -61,7 +61,7 @@ impl Fault {
             | FaultReason::NvLinkDown
             | FaultReason::MpsDaemonDied
             | FaultReason::FabricNotReady
-            | FaultReason::DriverBusy => FaultGrade::NoNewWork,
+            | FaultReason::DriverBlocked => FaultGrade::NoNewWork,
             FaultReason::Lost | FaultReason::NotAnswering | FaultReason::UncorrectedEcc => FaultGrade::Broken,
             FaultReason::Xid | FaultReason::RecoveryPending => match (self.recovery_action, self.resolution()) {
                 (Some(action), _) => recovery_action::grade(action),
@@ -89,7 +89,7 @@ impl Fault {
             FaultReason::Lost => Resolution::RebootNode,
             FaultReason::NvLinkDown | FaultReason::FabricNotReady => Resolution::CheckLinks,
             FaultReason::MpsDaemonDied => Resolution::RestartApp,
-            FaultReason::DriverBusy => Resolution::Ignore,
+            FaultReason::DriverBlocked => Resolution::Ignore,
             _ => Resolution::ResetGpu,
         }
     }
@@ -100,7 +100,7 @@ impl Fault {
             (FaultReason::FabricNotReady, _) => {
                 "check that Fabric Manager runs on the node; behind fabric partitions, activate the one of the GPU"
             }
-            (FaultReason::DriverBusy, _) => "repair the GPU that hangs; this one may need nothing",
+            (FaultReason::DriverBlocked, _) => "repair the GPU that hangs; this one may need nothing",
             (FaultReason::RecoveryPending, Some(action)) => recovery_action::advice(action),
             _ => self.resolution().advice(),
         }
@@ -133,7 +133,7 @@ impl Fault {
 
 /// Returns true for faults that need no person to end: nothing of the GPU was damaged.
 pub(super) fn is_no_damage(reason: FaultReason) -> bool {
-    matches!(reason, FaultReason::FabricNotReady | FaultReason::DriverBusy)
+    matches!(reason, FaultReason::FabricNotReady | FaultReason::DriverBlocked)
 }
 
 /// Returns true if the rules switch off a reason.
@@ -150,7 +150,7 @@ pub(super) fn is_ignored(reason: FaultReason, rules: &Rules) -> bool {
         | FaultReason::Lost
         | FaultReason::NotAnswering
         | FaultReason::MpsDaemonDied
-        | FaultReason::DriverBusy => return false,
+        | FaultReason::DriverBlocked => return false,
     };
     rules.ignore.contains(&name)
 }

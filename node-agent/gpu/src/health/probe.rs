@@ -15,10 +15,10 @@ pub enum ProbeResult {
     Lost,
     /// A call fails in another way.
     Fails,
-    /// A call has had no answer for long.
+    /// A call has had no answer for long, and is the one that all others wait for.
     Hangs,
-    /// A call has had no answer for long while another GPU hangs, which may be the reason.
-    Waits,
+    /// A call has had no answer for long, because a call about another GPU hangs.
+    Blocked,
 }
 
 /// One probe of a GPU. `None` is a value that the GPU or its driver does not support; a call that fails is
@@ -66,11 +66,11 @@ impl GpuProbe {
     /// Returns the faults that the probe shows (true) or disproves (false), without those it cannot tell.
     pub(super) fn findings(&self) -> Vec<(FaultReason, bool)> {
         match self.result {
-            ProbeResult::Lost => return vec![(FaultReason::Lost, true), (FaultReason::DriverBusy, false)],
+            ProbeResult::Lost => return vec![(FaultReason::Lost, true), (FaultReason::DriverBlocked, false)],
             ProbeResult::Fails | ProbeResult::Hangs => {
-                return vec![(FaultReason::NotAnswering, true), (FaultReason::DriverBusy, false)];
+                return vec![(FaultReason::NotAnswering, true), (FaultReason::DriverBlocked, false)];
             }
-            ProbeResult::Waits => return vec![(FaultReason::DriverBusy, true)],
+            ProbeResult::Blocked => return vec![(FaultReason::DriverBlocked, true)],
             ProbeResult::Responds => {}
         }
         // Where the GPU replaces rows or the driver names a recovery action, an error of one application is no fault.
@@ -81,7 +81,7 @@ impl GpuProbe {
         [
             (FaultReason::Lost, Some(false)),
             (FaultReason::NotAnswering, Some(false)),
-            (FaultReason::DriverBusy, Some(false)),
+            (FaultReason::DriverBlocked, Some(false)),
             (
                 FaultReason::RecoveryPending,
                 self.recovery_action.map(|action| action != 0),

@@ -173,6 +173,40 @@ fn a_call_that_fails_once_is_no_fault_and_one_that_hangs_or_a_lost_gpu_is() {
 }
 
 #[test]
+fn a_gpu_whose_call_waits_behind_another_gpu_has_that_fault_until_the_driver_answers_for_it() {
+    let rules = Rules::default();
+    for answer in [
+        ProbeResult::Responds,
+        ProbeResult::Fails,
+        ProbeResult::Lost,
+        ProbeResult::Hangs,
+    ] {
+        let mut health = DeviceFaults::default();
+        let mut observe = |result| {
+            let probe = GpuProbe {
+                result,
+                ..look("G", &health)
+            };
+            health.observe(HealthObservation::Probe(probe), &rules, at(1));
+            health
+                .faults
+                .get("G")
+                .map(|faults| Vec::from_iter(faults.iter().map(|fault| fault.reason)))
+        };
+        let blocked = Some(vec![FaultReason::DriverBlocked]);
+        assert_eq!(observe(ProbeResult::Blocked), blocked);
+        assert_eq!(observe(ProbeResult::Blocked), blocked, "it still waits");
+        let after = observe(answer).unwrap_or_default();
+        assert!(!after.contains(&FaultReason::DriverBlocked), "{answer:?}: {after:?}");
+        assert_eq!(
+            after.contains(&FaultReason::NotAnswering),
+            answer == ProbeResult::Hangs,
+            "{answer:?}"
+        );
+    }
+}
+
+#[test]
 fn a_reset_of_a_gpu_cures_its_mig_devices() {
     let rules = Rules::default();
     let mut health = with_xids(&rules, &[95]);
@@ -294,8 +328,8 @@ fn what_a_probe_shows_has_a_grade() {
             FaultGrade::NoNewWork,
         ),
         (
-            |it| it.result = ProbeResult::Waits,
-            FaultReason::DriverBusy,
+            |it| it.result = ProbeResult::Blocked,
+            FaultReason::DriverBlocked,
             FaultGrade::NoNewWork,
         ),
         (
@@ -552,7 +586,7 @@ fn any_step() -> impl Strategy<Value = Step> {
                 ProbeResult::Lost,
                 ProbeResult::Fails,
                 ProbeResult::Hangs,
-                ProbeResult::Waits
+                ProbeResult::Blocked
             ]),
             0..2usize,
             any::<bool>(),
