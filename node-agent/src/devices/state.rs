@@ -219,15 +219,16 @@ impl DeviceState {
             }
         };
         reasons.extend(self.health.reasons());
-        if let Some(reason) = &self.health.all {
-            reasons.extend(
-                self.allocator
-                    .assigned()
-                    .keys()
-                    .map(|device| (device.clone(), reason.clone())),
-            );
-        }
+        let assigned = self.allocator.assigned();
+        let of_all = |reason: &String| {
+            let of_each = assigned.keys().map(|device| (device.clone(), reason.clone()));
+            of_each.collect::<BTreeMap<_, _>>()
+        };
+        reasons.extend(self.health.all.iter().flat_map(of_all));
+        let mut paused: BTreeMap<String, String> = self.health.paused_reasons().collect();
+        paused.extend(self.health.paused.iter().flat_map(of_all));
         self.allocator.set_unavailable(reasons);
+        self.allocator.set_paused(paused);
     }
 }
 

@@ -197,8 +197,8 @@ impl HealthMonitor {
         let Some(hardware) = self.inputs.hardware.borrow_and_update().clone() else {
             return;
         };
-        if hardware.driver == DriverState::Released {
-            // A driver that is missing when the release ends gets no grace: it has been away for long.
+        if matches!(hardware.driver, DriverState::Released | DriverState::Waiting(_)) {
+            // A driver that is missing when the release or the wait ends gets no grace: it has been away for long.
             self.unhealthy_from = Some(Instant::now());
         } else if hardware.driver.problem().is_none() {
             self.unhealthy_from = None;
@@ -295,8 +295,8 @@ impl HealthMonitor {
             .filter(|gpu| self.saved.health.has_fault(gpu, FaultReason::NvLinkDown))
             .collect();
         self.observe(HealthObservation::Recovered(at.min(Timestamp::now())));
-        // A GPU that hangs is not probed again, so its fault is observed anew here.
-        for probe in self.probes.hanging() {
+        // A GPU without an answer is not probed again, so its fault is observed anew here.
+        for probe in self.probes.unanswered() {
             self.observe(HealthObservation::Probe(probe));
         }
         for gpu in down {
@@ -347,13 +347,15 @@ impl HealthMonitor {
     fn publish(&self) {
         let hardware = self.inputs.hardware.borrow().clone();
         let grace_is_over = self.unhealthy_from.is_some_and(|at| at <= Instant::now());
-        let all = hardware.and_then(|hardware| match &hardware.driver {
-            DriverState::Released => Some("the GPUs of the node are released".to_owned()),
-            driver => driver
-                .problem()
-                .filter(|_| grace_is_over)
-                .map(|problem| format!("the driver does not answer: {problem}")),
-        });
+        let text = |problem: &str| format!("the driver does not answer: {problem}");
+        let (all, paused) = match hardware.as_deref().map(|hardware| &hardware.driver) {
+            Some(DriverState::Released) => (Some("the GPUs of the node are released".to_owned()), None),
+            Some(DriverState::Waiting(problem)) => (None, Some(text(problem))),
+            driver => {
+                let problem = driver.and_then(DriverState::problem).filter(|_| grace_is_over);
+                (problem.map(text), None)
+            }
+        };
         let devices = self.devices();
         let health = &self.saved.health;
         let present = health.devices().filter(|(device, _)| devices.has(device));
@@ -365,6 +367,7 @@ impl HealthMonitor {
         let faults = Some(self.saved.health.clone());
         let health = NodeHealth {
             all,
+            paused,
             faults,
             last_xids: self.saved.last_xids.clone(),
             rules,
@@ -398,13 +401,23 @@ impl HealthMonitor {
                 }
             }
             ProbeEvent::Probed(report) => self.handle_probe_report(*report),
-            ProbeEvent::Hangs(probe) => {
-                warn!(gpu = probe.gpu, "cannot probe the GPU: the driver does not answer");
-                self.observe(HealthObservation::Probe(probe));
-            }
+            ProbeEvent::NoAnswer(probe) => self.handle_no_answer(probe),
             ProbeEvent::Failed => self.inputs.probe_now.notify_one(),
             ProbeEvent::Done => debug!("all GPUs probed"),
             ProbeEvent::Due => self.begin_probes(),
+        }
+    }
+
+    /// Handles a GPU for which the driver does not answer.
+    fn handle_no_answer(&mut self, probe: GpuProbe) {
+        let reason = match probe.result {
+            ProbeResult::Blocked => FaultReason::DriverBlocked,
+            _ => FaultReason::NotAnswering,
+        };
+        // One observation says it all, however long it lasts.
+        if !self.saved.health.has_fault(&probe.gpu, reason) {
+            warn!(gpu = probe.gpu, result = ?probe.result, "cannot probe the GPU: the driver does not answer");
+            self.observe(HealthObservation::Probe(probe));
         }
     }
 

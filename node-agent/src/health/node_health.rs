@@ -2,7 +2,7 @@
 
 use super::fault_text;
 use gpunode_config::HealthRules as Rules;
-use gpunode_gpu::{DeviceFaults, LastXids};
+use gpunode_gpu::{DeviceFaults, FaultReason, LastXids};
 use std::sync::Arc;
 
 /// The health of all devices of the node. A device that was never probed counts as healthy.
@@ -10,6 +10,8 @@ use std::sync::Arc;
 pub struct NodeHealth {
     /// Reason why no device of the node can be used now.
     pub all: Option<String>,
+    /// Reason why no container gets another share of any device now: the agent waits for the driver.
+    pub paused: Option<String>,
     /// Faults by GPU or MIG device; none before the first probe.
     pub faults: Option<DeviceFaults>,
     /// Last XIDs of each GPU, also those that are no fault.
@@ -19,13 +21,25 @@ pub struct NodeHealth {
 }
 
 impl NodeHealth {
-    /// Returns the reason why a device cannot be allocated, by UUID.
+    /// Returns the reason why a device cannot be used, by UUID.
     pub fn reasons(&self) -> impl Iterator<Item = (String, String)> {
-        self.faults.iter().flat_map(|health| {
-            let faulty = health
-                .devices()
-                .filter_map(|(device, _)| Some((device, health.gravest(&[device])?)));
-            let withheld = faulty.filter(|(_, fault)| fault.withholds());
+        self.reasons_of(false)
+    }
+
+    /// Returns the reason why containers keep their shares of a device and get no other ones, by UUID: nothing is known to be wrong
+    /// with the device, but the driver answers no call about it.
+    pub fn paused_reasons(&self) -> impl Iterator<Item = (String, String)> {
+        self.reasons_of(true)
+    }
+
+    fn reasons_of(&self, paused: bool) -> impl Iterator<Item = (String, String)> {
+        self.faults.iter().flat_map(move |health| {
+            let withheld = health.devices().filter(move |(_, faults)| {
+                let mut withholding = faults.iter().filter(|fault| fault.withholds());
+                withholding.all(|fault| fault.reason == FaultReason::DriverBlocked) == paused
+            });
+            let gravest = withheld.filter_map(|(device, _)| Some((device, health.gravest(&[device])?)));
+            let withheld = gravest.filter(|(_, fault)| fault.withholds());
             withheld.map(|(device, fault)| (device.to_owned(), fault_text::meaning(fault)))
         })
     }

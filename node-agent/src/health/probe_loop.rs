@@ -1,18 +1,21 @@
 //! Probes the GPUs at intervals, on a thread of its own: a GPU that hangs keeps that thread, and the others get a new one.
+//!
+//! A hang usually keeps the driver from answering any call (`driver::calls`). So the GPU of the oldest call without an answer hangs, and
+//! all others are blocked, until the driver answers for one of them.
 
 use crate::driver::{
+    calls::DriverCall,
     hardware_probe::DriverRoots,
     nvml::probe::{ProbeReport, ProbeTarget, probe, unanswered},
 };
 use gpunode_gpu::{GpuProbe, ProbeResult};
 use jiff::Timestamp;
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet, VecDeque},
     fs,
     future::pending,
     ops::ControlFlow,
     path::PathBuf,
-    sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 use tokio::{
@@ -29,7 +32,7 @@ const LEAST: Duration = Duration::from_secs(1);
 /// Time after an event during which a probe may show less than it will: the driver reports the error first, and what it
 /// requires later.
 pub const SETTLE: Duration = Duration::from_secs(5);
-/// Time after which a GPU that is being probed counts as not answering.
+/// Time after which a GPU that is being probed counts as not answering. Without persistence mode an answer takes 1 to 5 s.
 const TIMEOUT: Duration = Duration::from_secs(20);
 /// Bound of the queue of results; more than a node has GPUs.
 const QUEUE: usize = 256;
@@ -42,8 +45,8 @@ pub enum ProbeEvent {
     Recovered(Timestamp),
     /// A GPU was probed.
     Probed(Box<ProbeReport>),
-    /// A GPU did not answer in time, or waits behind one that hangs. The others are probed without it from now on.
-    Hangs(GpuProbe),
+    /// The driver did not answer in time for this GPU, which hangs or is blocked.
+    NoAnswer(GpuProbe),
     /// The driver could not be opened.
     Failed,
     /// The round is over.
@@ -52,7 +55,7 @@ pub enum ProbeEvent {
     Due,
 }
 
-/// Rounds of probes, and the GPUs that hang.
+/// Rounds of probes, and the GPUs without an answer.
 pub struct ProbeLoop {
     driver_roots: DriverRoots,
     state_dir: PathBuf,
@@ -60,21 +63,21 @@ pub struct ProbeLoop {
     /// No round begins before this.
     earliest: Instant,
     round: Option<ProbeRound>,
-    /// GPUs that have not answered.
-    hanging: BTreeSet<String>,
-    /// Those of them that may only wait behind another: the driver has answered for no GPU since.
-    suspects: BTreeSet<String>,
-    /// True when the GPUs in `hanging` are known to hang themselves.
-    suspects_hang: bool,
-    /// Late answers of GPUs that hung.
+    /// GPUs whose probe has not ended, with the result that it would have now. Rounds leave them out.
+    unanswered: BTreeMap<String, ProbeResult>,
+    /// Late answers of these GPUs.
     answers: JoinSet<(String, Option<ProbeEvent>)>,
+    /// Results to report.
+    reports: VecDeque<GpuProbe>,
 }
 
 struct ProbeRound {
     events: mpsc::Receiver<ProbeEvent>,
-    /// UUID of the GPU that is being probed.
-    current: Arc<Mutex<String>>,
-    /// Start of that probe.
+    /// Number of its call to the driver.
+    call: Option<u64>,
+    /// UUIDs of the GPUs that have not answered in this round.
+    waiting: BTreeSet<String>,
+    /// Start of the probe of one of them.
     since: Instant,
     /// True when a GPU answered in this round.
     answered: bool,
@@ -84,17 +87,15 @@ impl ProbeLoop {
     /// A loop whose first round is due at once.
     pub fn new(driver_roots: DriverRoots, state_dir: PathBuf) -> Self {
         let (next, earliest) = (Instant::now(), Instant::now());
-        let (hanging, suspects) = (BTreeSet::new(), BTreeSet::new());
         Self {
             driver_roots,
             state_dir,
             next,
             earliest,
             round: None,
-            hanging,
-            suspects,
-            suspects_hang: false,
+            unanswered: BTreeMap::new(),
             answers: JoinSet::new(),
+            reports: VecDeque::new(),
         }
     }
 
@@ -103,20 +104,16 @@ impl ProbeLoop {
         self.next = self.next.min(to);
     }
 
-    /// Begins a round over the GPUs that do not hang.
+    /// Begins a round over the GPUs without an unanswered probe.
     pub fn begin(&mut self, mut targets: Vec<ProbeTarget>) {
         let now = Instant::now();
         self.next = now + EVERY;
-        targets.retain(|target| !self.hanging.contains(&target.gpu));
-        // No GPU is left whose answer could show that the driver works.
-        self.suspects_hang = targets.is_empty();
+        targets.retain(|target| !self.unanswered.contains_key(&target.gpu));
+        let waiting = targets.iter().map(|target| target.gpu.clone()).collect();
         let (sender, events) = mpsc::channel(QUEUE);
-        let current = Arc::new(Mutex::new(String::new()));
-        let (driver_roots, recovered, at) = (
-            self.driver_roots.clone(),
-            self.state_dir.join(RECOVERED),
-            current.clone(),
-        );
+        let call = self.driver_roots.calls.begin().filter(|_| !targets.is_empty());
+        let number = call.as_ref().map(DriverCall::number);
+        let (driver_roots, recovered) = (self.driver_roots.clone(), self.state_dir.join(RECOVERED));
         spawn_blocking(move || {
             // The receiver is gone when the agent stops.
             if let Some(time) = fs::metadata(recovered)
@@ -126,11 +123,10 @@ impl ProbeLoop {
             {
                 _ = sender.blocking_send(ProbeEvent::Recovered(time));
             }
-            if targets.is_empty() {
+            let (Some(call), Some(library)) = (call, driver_roots.library()) else {
                 return;
-            }
-            let Some(library) = driver_roots.library() else { return };
-            let begin = |gpu: &str| gpu.clone_into(&mut at.lock().unwrap_or_else(PoisonError::into_inner));
+            };
+            let begin = |gpu: &str| call.begin_gpu(Some(gpu));
             let on_report = |report| match sender.blocking_send(ProbeEvent::Probed(Box::new(report))) {
                 Ok(()) => ControlFlow::Continue(()),
                 Err(_) => ControlFlow::Break(()),
@@ -142,15 +138,17 @@ impl ProbeLoop {
         });
         self.round = Some(ProbeRound {
             events,
-            current,
+            call: number,
+            waiting,
             since: now,
             answered: false,
         });
     }
 
-    /// Returns the result that a probe of each hanging GPU would have.
-    pub fn hanging(&self) -> Vec<GpuProbe> {
-        self.hanging.difference(&self.suspects).map(|gpu| hangs(gpu)).collect()
+    /// Returns the results that the unanswered probes would have now.
+    pub fn unanswered(&self) -> Vec<GpuProbe> {
+        let results = self.unanswered.iter();
+        results.map(|(gpu, result)| no_answer(gpu, *result)).collect()
     }
 
     /// Returns the next event.
@@ -159,19 +157,16 @@ impl ProbeLoop {
             if let Some(Ok((gpu, event))) = self.answers.try_join_next() {
                 return self.answered(&gpu, event);
             }
-            if self.suspects_hang
-                && let Some(gpu) = self.suspects.pop_first()
-            {
-                return ProbeEvent::Hangs(hangs(&gpu));
+            if let Some(probe) = self.reports.pop_front() {
+                return ProbeEvent::NoAnswer(probe);
             }
-            self.suspects_hang = false;
             let due = self.next.max(self.earliest);
             let given_up = self.round.as_ref().map_or(due, |round| round.since + TIMEOUT);
             tokio::select! {
                 biased;
                 Some(Ok((gpu, event))) = self.answers.join_next() => return self.answered(&gpu, event),
                 event = next_event(&mut self.round) => return self.handle(event),
-                () = sleep_until(given_up), if self.round.is_some() => if let Some(event) = self.end_hanging_round() {
+                () = sleep_until(given_up), if self.round.is_some() => if let Some(event) = self.judge_round() {
                     return event;
                 },
                 () = sleep_until(due), if self.round.is_none() => return ProbeEvent::Due,
@@ -179,57 +174,93 @@ impl ProbeLoop {
         }
     }
 
-    /// Takes a GPU that answered late off the list of hanging ones.
+    /// Takes a GPU that answered late back into the rounds.
     fn answered(&mut self, gpu: &str, event: Option<ProbeEvent>) -> ProbeEvent {
-        self.hanging.remove(gpu);
-        self.suspects.remove(gpu);
+        self.unanswered.remove(gpu);
+        self.reports.retain(|report| report.gpu != gpu);
         event.unwrap_or(ProbeEvent::Failed)
     }
 
     fn handle(&mut self, event: Option<ProbeEvent>) -> ProbeEvent {
+        if let (Some(round), Some(ProbeEvent::Probed(report))) = (&mut self.round, &event) {
+            round.answered = true;
+            round.waiting.remove(&report.probe.gpu);
+            self.reports.retain(|other| other.gpu != report.probe.gpu);
+        }
         if let Some(round) = &mut self.round {
             round.since = Instant::now();
-            round.answered |= matches!(event, Some(ProbeEvent::Probed(_)));
         }
         event.unwrap_or_else(|| {
             self.earliest = Instant::now() + LEAST;
-            self.suspects_hang |= self.round.take().is_some_and(|round| round.answered);
+            if self.round.take().is_some_and(|round| round.answered) {
+                self.blame_blocked();
+            }
             ProbeEvent::Done
         })
     }
 
-    /// Ends the round at the GPU that hangs. Where another hangs already, that one may keep the driver from answering at all.
-    fn end_hanging_round(&mut self) -> Option<ProbeEvent> {
-        let mut round = self.round.take()?;
-        let gpu = round.current.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let is_suspect = !round.answered && !self.hanging.is_empty();
-        self.suspects_hang |= round.answered;
-        if gpu.is_empty() {
+    /// Reports the blocked GPUs with a probe of their own as hanging: the driver answered for another GPU, and not for them.
+    fn blame_blocked(&mut self) {
+        let blocked = self.unanswered.iter_mut();
+        for (gpu, result) in blocked.filter(|(_, result)| **result == ProbeResult::Blocked) {
+            *result = ProbeResult::Hangs;
+            self.reports.push_back(no_answer(gpu, *result));
+        }
+    }
+
+    /// Judges a round without an answer. Its current GPU gets no further probe before it answers.
+    fn judge_round(&mut self) -> Option<ProbeEvent> {
+        let round = self.round.take()?;
+        let calls = &self.driver_roots.calls;
+        let own = round.call.and_then(|call| calls.progress(call));
+        let current = own.as_ref().and_then(|call| call.gpu.clone());
+        // The round may also hang at its end, when the last GPU has answered.
+        let current = current.filter(|gpu| round.waiting.contains(gpu));
+        let oldest = calls.oldest().filter(|(number, _)| Some(*number) != round.call);
+        // A driver that answered in this round is not blocked by an older call.
+        let blocking = oldest.filter(|_| own.is_some() && !round.answered);
+        let is_blocked = blocking.is_some();
+        let hanging = blocking.map_or_else(|| current.clone(), |(_, call)| call.gpu);
+        let blocked = round
+            .waiting
+            .iter()
+            .filter(|gpu| is_blocked && hanging.as_ref() != Some(gpu));
+        let blocked = blocked.map(|gpu| no_answer(gpu, ProbeResult::Blocked));
+        let first = hanging.iter().map(|gpu| no_answer(gpu, ProbeResult::Hangs));
+        self.reports.extend(first.chain(blocked));
+        if round.answered {
+            self.blame_blocked();
+        }
+        let Some(gpu) = current else {
+            // The thread waits on, such as for the session to open.
             self.round = Some(ProbeRound {
                 since: Instant::now(),
                 ..round
             });
-            return (!is_suspect).then_some(ProbeEvent::Failed);
-        }
-        let mut probe = hangs(&gpu);
-        self.hanging.insert(gpu.clone());
-        if is_suspect {
-            self.suspects.insert(gpu.clone());
-            probe.result = ProbeResult::Waits;
-        }
-        self.answers.spawn(async move { (gpu, round.events.recv().await) });
+            return (own.is_some() && !is_blocked).then_some(ProbeEvent::Failed);
+        };
+        let is_first = hanging.as_ref() == Some(&gpu);
+        let result = if is_first {
+            ProbeResult::Hangs
+        } else {
+            ProbeResult::Blocked
+        };
+        self.unanswered.insert(gpu.clone(), result);
+        let mut events = round.events;
+        self.answers.spawn(async move { (gpu, events.recv().await) });
         self.next = Instant::now();
-        Some(ProbeEvent::Hangs(probe))
+        None
     }
 }
 
-fn hangs(gpu: &str) -> GpuProbe {
+/// Returns the result for a GPU without an answer.
+fn no_answer(gpu: &str, result: ProbeResult) -> GpuProbe {
     let target = ProbeTarget {
         gpu: gpu.to_owned(),
         ..ProbeTarget::default()
     };
     GpuProbe {
-        result: ProbeResult::Hangs,
+        result,
         ..unanswered(&target)
     }
 }
@@ -239,5 +270,114 @@ async fn next_event(round: &mut Option<ProbeRound>) -> Option<ProbeEvent> {
     match round {
         Some(round) => round.events.recv().await,
         None => pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::driver::calls::DriverCalls;
+
+    fn probe_loop() -> ProbeLoop {
+        let roots = DriverRoots {
+            host_root: "/nonexistent".into(),
+            driver_root: None,
+            calls: DriverCalls::default(),
+        };
+        ProbeLoop::new(roots, "/nonexistent".into())
+    }
+
+    /// Begins a round whose probe of the GPU `at` has no answer; `waiting` are those without one in this round.
+    fn hang_at(probes: &mut ProbeLoop, at: Option<&str>, waiting: &[&str]) -> DriverCall {
+        let call = probes.driver_roots.calls.begin().unwrap();
+        call.begin_gpu(at);
+        probes.round = Some(ProbeRound {
+            events: mpsc::channel(1).1,
+            call: Some(call.number()),
+            waiting: waiting.iter().map(|gpu| (*gpu).to_owned()).collect(),
+            since: Instant::now(),
+            answered: false,
+        });
+        call
+    }
+
+    fn reported(probes: &mut ProbeLoop) -> Vec<(String, ProbeResult)> {
+        probes
+            .reports
+            .drain(..)
+            .map(|probe| (probe.gpu, probe.result))
+            .collect()
+    }
+
+    fn results(results: &[(&str, ProbeResult)]) -> Vec<(String, ProbeResult)> {
+        results
+            .iter()
+            .map(|(gpu, result)| ((*gpu).to_owned(), *result))
+            .collect()
+    }
+
+    use ProbeResult::{Blocked, Hangs};
+
+    #[tokio::test]
+    async fn the_gpu_whose_call_hung_first_hangs_and_the_others_are_blocked() {
+        let mut probes = probe_loop();
+        let _first = hang_at(&mut probes, Some("B"), &["B", "C"]);
+        assert!(probes.judge_round().is_none());
+        assert_eq!(reported(&mut probes), results(&[("B", Hangs)]));
+        // The next round leaves it out; its session does not even open.
+        let opening = hang_at(&mut probes, None, &["A", "C"]);
+        let expected = results(&[("B", Hangs), ("A", Blocked), ("C", Blocked)]);
+        for _ in 0..2 {
+            assert!(probes.judge_round().is_none());
+            assert_eq!(reported(&mut probes), expected);
+            assert!(probes.round.is_some(), "its thread waits on");
+        }
+        opening.begin_gpu(Some("A"));
+        assert!(probes.judge_round().is_none());
+        assert_eq!(reported(&mut probes), expected);
+        assert!(probes.round.is_none());
+        let unanswered = probes.unanswered().into_iter().map(|probe| (probe.gpu, probe.result));
+        assert_eq!(Vec::from_iter(unanswered), results(&[("A", Blocked), ("B", Hangs)]));
+    }
+
+    #[tokio::test]
+    async fn a_call_of_another_task_may_be_the_one_that_hung_first() {
+        for gpu in [None, Some("B")] {
+            let mut probes = probe_loop();
+            let reading = probes.driver_roots.calls.begin().unwrap();
+            reading.begin_gpu(gpu);
+            let _probing = hang_at(&mut probes, Some("A"), &["A", "B"]);
+            assert!(probes.judge_round().is_none());
+            let expected = match gpu {
+                Some(gpu) => results(&[(gpu, Hangs), ("A", Blocked)]),
+                None => results(&[("A", Blocked), ("B", Blocked)]),
+            };
+            assert_eq!(reported(&mut probes), expected);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_blocked_gpu_hangs_itself_if_the_driver_answers_for_another_one() {
+        let mut probes = probe_loop();
+        let _first = hang_at(&mut probes, Some("B"), &["A", "B", "C"]);
+        assert!(probes.judge_round().is_none());
+        let _second = hang_at(&mut probes, Some("A"), &["A", "C"]);
+        assert!(probes.judge_round().is_none());
+        reported(&mut probes);
+        let _third = hang_at(&mut probes, Some("C"), &["C"]);
+        probes.round.as_mut().unwrap().answered = true;
+        assert!(matches!(probes.handle(None), ProbeEvent::Done));
+        assert_eq!(reported(&mut probes), results(&[("A", Hangs)]));
+    }
+
+    #[tokio::test]
+    async fn a_session_that_does_not_open_blames_no_gpu() {
+        let mut probes = probe_loop();
+        let call = hang_at(&mut probes, None, &["A"]);
+        assert!(matches!(probes.judge_round(), Some(ProbeEvent::Failed)));
+        assert_eq!(reported(&mut probes), results(&[]));
+        drop(call);
+        assert!(probes.judge_round().is_none(), "the round has just ended");
+        assert_eq!(reported(&mut probes), results(&[]));
     }
 }
