@@ -1,10 +1,16 @@
 //! Calls of this process that hold the driver: the GPU that each is about, since when, and the gate that a release closes.
 //!
 //! A call that hangs holds the lock of the driver's resource manager, and every later call waits for it, also one about another
-//! GPU. So of all calls without an answer, only the oldest one tells which GPU hangs.
+//! GPU. So of all calls without an answer, only the oldest one tells which GPU hangs. To know which one that is, the calls take
+//! turns, GPU by GPU, as long as the driver answers.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc, thread, time::Duration};
 use tokio::{sync::watch, time::Instant};
+
+/// Longest wait for a turn. A call that takes longer hangs, or initialises its GPU.
+const TURN: Duration = Duration::from_secs(2);
+/// Interval between attempts to get a turn.
+const POLL: Duration = Duration::from_millis(1);
 
 /// Calls in progress. A clone stands for the same calls.
 #[derive(Clone, Debug, Default)]
@@ -21,9 +27,9 @@ struct CallTable {
 /// Progress of a call.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CallProgress {
-    /// UUID of the GPU that it is about; none if unknown.
+    /// UUID of the GPU that it is about; none if unknown, or if it is about several.
     pub gpu: Option<String>,
-    /// Start of its work on that GPU; none while it only waits for events.
+    /// Start of its turn; none while it has none, such as when it opens a session, waits for events, or has to wait.
     pub since: Option<Instant>,
 }
 
@@ -42,11 +48,7 @@ impl DriverCalls {
             if !table.is_closed {
                 table.last_number += 1;
                 number = Some(table.last_number);
-                let progress = CallProgress {
-                    gpu: None,
-                    since: Some(Instant::now()),
-                };
-                table.calls.insert(table.last_number, progress);
+                table.calls.insert(table.last_number, CallProgress::default());
             }
             number.is_some()
         });
@@ -75,18 +77,12 @@ impl DriverCalls {
         self.0.borrow().calls.get(&number).cloned()
     }
 
-    /// Returns the call that has worked on its GPU for the longest time.
+    /// Returns the call whose turn began first.
     pub fn oldest(&self) -> Option<(u64, CallProgress)> {
         let table = self.0.borrow();
         let working = table.calls.iter().filter(|(_, progress)| progress.since.is_some());
         let oldest = working.min_by_key(|(_, progress)| progress.since)?;
         Some((*oldest.0, oldest.1.clone()))
-    }
-
-    fn set_progress(&self, number: u64, progress: CallProgress) {
-        self.0.send_modify(|table| {
-            table.calls.insert(number, progress);
-        });
     }
 }
 
@@ -96,18 +92,34 @@ impl DriverCall {
         self.number
     }
 
-    /// Notes that the call goes on with another GPU.
-    pub fn begin_gpu(&self, gpu: Option<&str>) {
-        let progress = CallProgress {
-            gpu: gpu.map(str::to_owned),
-            since: Some(Instant::now()),
+    /// Begins a turn, with calls about `gpu` or about several GPUs, after the turn of another call or a wait of two seconds. Blocks.
+    pub fn begin_turn(&self, gpu: Option<&str>) {
+        self.end_turn();
+        let start = std::time::Instant::now();
+        let is_begun = || {
+            self.calls.0.send_if_modified(|table| {
+                let may_begin =
+                    start.elapsed() >= TURN || table.calls.values().all(|progress| progress.since.is_none());
+                if may_begin {
+                    let progress = CallProgress {
+                        gpu: gpu.map(str::to_owned),
+                        since: Some(Instant::now()),
+                    };
+                    table.calls.insert(self.number, progress);
+                }
+                may_begin
+            })
         };
-        self.calls.set_progress(self.number, progress);
+        while !is_begun() {
+            thread::sleep(POLL);
+        }
     }
 
-    /// Notes that the call waits for events from now on, which takes any time.
-    pub fn await_events(&self) {
-        self.calls.set_progress(self.number, CallProgress::default());
+    /// Ends the turn.
+    pub fn end_turn(&self) {
+        self.calls.0.send_modify(|table| {
+            table.calls.insert(self.number, CallProgress::default());
+        });
     }
 }
 
@@ -122,29 +134,31 @@ impl Drop for DriverCall {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
-    use tokio::time::{advance, timeout};
+    use tokio::time::timeout;
 
     const SOON: Duration = Duration::from_millis(10);
 
-    #[tokio::test(start_paused = true)]
-    async fn the_oldest_call_is_the_one_that_has_been_at_its_gpu_for_the_longest_time() {
+    #[test]
+    fn calls_take_turns_and_the_one_that_began_first_is_the_oldest() {
         let calls = DriverCalls::default();
-        assert_eq!(calls.oldest(), None);
         let [reading, probing, events] = [(); 3].map(|()| calls.begin().unwrap());
-        events.await_events();
-        advance(SOON).await;
+        assert_eq!(calls.oldest(), None, "to wait for events is no hang");
         let oldest = || calls.oldest().map(|(number, progress)| (number, progress.gpu));
-        assert_eq!(oldest(), Some((reading.number(), None)));
-        reading.begin_gpu(Some("GPU-1"));
-        assert_eq!(oldest(), Some((probing.number(), None)), "the other one went on");
-        advance(SOON).await;
-        probing.begin_gpu(Some("GPU-0"));
+        reading.begin_turn(Some("GPU-1"));
+        assert_eq!(oldest(), Some((reading.number(), Some("GPU-1".to_owned()))));
+        // It hangs, so that the other one does not wait for longer.
+        let start = std::time::Instant::now();
+        probing.begin_turn(Some("GPU-0"));
+        assert!(start.elapsed() >= TURN);
         assert_eq!(oldest(), Some((reading.number(), Some("GPU-1".to_owned()))));
         drop(reading);
         assert_eq!(oldest(), Some((probing.number(), Some("GPU-0".to_owned()))));
-        drop(probing);
-        assert_eq!(oldest(), None, "to wait for events is no hang");
+        thread::scope(|scope| {
+            let waiting = scope.spawn(|| events.begin_turn(None));
+            probing.end_turn();
+            waiting.join().unwrap();
+        });
+        assert_eq!(oldest(), Some((events.number(), None)));
     }
 
     #[tokio::test(start_paused = true)]

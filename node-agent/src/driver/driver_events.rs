@@ -117,8 +117,8 @@ impl DriverEvents {
         };
         let path = path.to_owned();
         let thread = spawn_blocking(move || {
-            call.await_events();
             let ended = nvml::events::watch(&path, &mut thread);
+            drop(call);
             (thread.silent, ended)
         });
         EventThread { gpus, stop, thread }

@@ -135,7 +135,7 @@ impl DriverRoots {
                     .and_then(Hardware::inventory)
                     .map_or(&[][..], |before| &before.gpus);
                 let function = |address: &str| pci::function(&self.host_root, address);
-                match nvml::read(path, &self.host_root, gpus, function, |gpu| call.begin_gpu(gpu)) {
+                match nvml::read(path, &self.host_root, gpus, function, |gpu| call.begin_turn(gpu)) {
                     Ok(found) => {
                         let is_silent = found.inventory.gpus.is_empty() && !found.unreadable.is_empty();
                         let problem = found.unreadable.join("; ");

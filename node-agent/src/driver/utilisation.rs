@@ -33,7 +33,8 @@ impl Utilisation {
         let roots = self.roots.clone();
         let answer = spawn_blocking(move || {
             let _permit = permit;
-            let _call = roots.calls.begin()?;
+            let call = roots.calls.begin()?;
+            call.begin_turn(None);
             nvml::utilisation(&roots.library()?)
                 .inspect_err(|error| debug!(%error, "cannot read the utilisation"))
                 .ok()

@@ -81,6 +81,8 @@ struct ProbeRound {
     since: Instant,
     /// True when a GPU answered in this round.
     answered: bool,
+    /// True once its GPUs were reported as blocked.
+    is_blocked: bool,
 }
 
 impl ProbeLoop {
@@ -126,10 +128,13 @@ impl ProbeLoop {
             let (Some(call), Some(library)) = (call, driver_roots.library()) else {
                 return;
             };
-            let begin = |gpu: &str| call.begin_gpu(Some(gpu));
-            let on_report = |report| match sender.blocking_send(ProbeEvent::Probed(Box::new(report))) {
-                Ok(()) => ControlFlow::Continue(()),
-                Err(_) => ControlFlow::Break(()),
+            let begin = |gpu: &str| call.begin_turn(Some(gpu));
+            let on_report = |report| {
+                call.end_turn();
+                match sender.blocking_send(ProbeEvent::Probed(Box::new(report))) {
+                    Ok(()) => ControlFlow::Continue(()),
+                    Err(_) => ControlFlow::Break(()),
+                }
             };
             if let Err(error) = probe(&library, &targets, begin, on_report) {
                 debug!(%error, "cannot probe the GPUs");
@@ -142,13 +147,17 @@ impl ProbeLoop {
             waiting,
             since: now,
             answered: false,
+            is_blocked: false,
         });
     }
 
     /// Returns the results that the unanswered probes would have now.
     pub fn unanswered(&self) -> Vec<GpuProbe> {
-        let results = self.unanswered.iter();
-        results.map(|(gpu, result)| no_answer(gpu, *result)).collect()
+        let results = self.unanswered.iter().map(|(gpu, result)| (gpu, *result));
+        let round = self.round.iter().filter(|round| round.is_blocked);
+        let waiting = round.flat_map(|round| round.waiting.iter().map(|gpu| (gpu, ProbeResult::Blocked)));
+        let all = results.chain(waiting);
+        all.map(|(gpu, result)| no_answer(gpu, result)).collect()
     }
 
     /// Returns the next event.
@@ -214,8 +223,6 @@ impl ProbeLoop {
         let calls = &self.driver_roots.calls;
         let own = round.call.and_then(|call| calls.progress(call));
         let current = own.as_ref().and_then(|call| call.gpu.clone());
-        // The round may also hang at its end, when the last GPU has answered.
-        let current = current.filter(|gpu| round.waiting.contains(gpu));
         let oldest = calls.oldest().filter(|(number, _)| Some(*number) != round.call);
         // A driver that answered in this round is not blocked by an older call.
         let blocking = oldest.filter(|_| own.is_some() && !round.answered);
@@ -235,6 +242,7 @@ impl ProbeLoop {
             // The thread waits on, such as for the session to open.
             self.round = Some(ProbeRound {
                 since: Instant::now(),
+                is_blocked,
                 ..round
             });
             return (own.is_some() && !is_blocked).then_some(ProbeEvent::Failed);
@@ -290,13 +298,16 @@ mod tests {
     /// Begins a round whose probe of the GPU `at` has no answer; `waiting` are those without one in this round.
     fn hang_at(probes: &mut ProbeLoop, at: Option<&str>, waiting: &[&str]) -> DriverCall {
         let call = probes.driver_roots.calls.begin().unwrap();
-        call.begin_gpu(at);
+        if at.is_some() {
+            call.begin_turn(at);
+        }
         probes.round = Some(ProbeRound {
             events: mpsc::channel(1).1,
             call: Some(call.number()),
             waiting: waiting.iter().map(|gpu| (*gpu).to_owned()).collect(),
             since: Instant::now(),
             answered: false,
+            is_blocked: false,
         });
         call
     }
@@ -331,8 +342,9 @@ mod tests {
             assert!(probes.judge_round().is_none());
             assert_eq!(reported(&mut probes), expected);
             assert!(probes.round.is_some(), "its thread waits on");
+            assert_eq!(probes.unanswered().len(), 3);
         }
-        opening.begin_gpu(Some("A"));
+        opening.begin_turn(Some("A"));
         assert!(probes.judge_round().is_none());
         assert_eq!(reported(&mut probes), expected);
         assert!(probes.round.is_none());
@@ -345,7 +357,7 @@ mod tests {
         for gpu in [None, Some("B")] {
             let mut probes = probe_loop();
             let reading = probes.driver_roots.calls.begin().unwrap();
-            reading.begin_gpu(gpu);
+            reading.begin_turn(gpu);
             let _probing = hang_at(&mut probes, Some("A"), &["A", "B"]);
             assert!(probes.judge_round().is_none());
             let expected = match gpu {

@@ -140,14 +140,18 @@ impl Node {
         resource_manager::wait(&self.dir, gpu, || self.state())
     }
 
-    /// Initialises a GPU for the first call of this process, and makes every other call wait meanwhile.
+    /// Initialises a GPU for the first call of this process, which takes its time.
     fn initialise(&self, place: usize, gpu: u32, state: &GpuState) {
         if state.init_ms == 0 {
             return;
         }
-        let mut initialised = self.initialised.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_first = self
+            .initialised
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(place);
         let keeps = || DriverState::load(&self.dir).is_ok_and(|driver| driver.gpu(gpu).persistence);
-        if initialised.insert(place) && !keeps() {
+        if is_first && !keeps() {
             thread::sleep(Duration::from_millis(state.init_ms));
         }
     }

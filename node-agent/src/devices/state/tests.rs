@@ -1,7 +1,10 @@
 use super::*;
+use crate::driver::nvml::probe::{ProbeTarget, unanswered};
 use gpunode_config::load;
 use gpunode_crds::MpsDaemonState;
-use gpunode_gpu::{AdvertisedShare, ContainerShares, Gpu, Inventory, desired_devices};
+use gpunode_gpu::{
+    AdvertisedShare, ContainerShares, Gpu, GpuProbe, HealthObservation, Inventory, ProbeResult, desired_devices,
+};
 
 /// Returns the desired devices of a configuration on two GPUs of 16 GiB.
 pub fn configured(document: &str) -> DesiredDevices {
@@ -103,6 +106,53 @@ fn what_was_known_stays_while_the_kubelet_does_not_answer_and_after_a_while_that
     state.observe(nothing_held(start + Duration::from_secs(33)));
     assert_eq!(state.snapshot().holders_unknown, None);
     assert!(!state.is_busy());
+}
+
+#[test]
+fn containers_keep_their_devices_while_the_driver_answers_no_call() {
+    let mut state = state("");
+    state.observe(KubeletObservation {
+        holders: vec![ContainerShares {
+            resource: "nvidia.com/gpu".to_owned(),
+            ids: vec!["GPU-0".to_owned()],
+            ..ContainerShares::default()
+        }],
+        ..nothing_held(Instant::now())
+    });
+    let mut faults = DeviceFaults::default();
+    for (gpu, result) in [("GPU-0", ProbeResult::Blocked), ("GPU-1", ProbeResult::Hangs)] {
+        let target = ProbeTarget {
+            gpu: gpu.to_owned(),
+            ..ProbeTarget::default()
+        };
+        let probe = GpuProbe {
+            result,
+            ..unanswered(&target)
+        };
+        let rules = gpunode_config::HealthRules::default();
+        faults.observe(HealthObservation::Probe(probe), &rules, jiff::Timestamp::UNIX_EPOCH);
+    }
+    let blocked = NodeHealth {
+        faults: Some(faults),
+        ..NodeHealth::default()
+    };
+    let waiting = NodeHealth {
+        paused: Some("no answer within 30s".to_owned()),
+        ..NodeHealth::default()
+    };
+    for health in [blocked, waiting] {
+        assert!(state.set_health(&Arc::new(health)));
+        assert_eq!(healthy(&state.snapshot()), ["GPU-0"]);
+        let gpu = ["GPU-1".to_owned()];
+        assert!(
+            state
+                .allocator
+                .allocate("nvidia.com/gpu", &gpu, Instant::now(), None)
+                .is_err()
+        );
+    }
+    state.set_health(&Arc::default());
+    assert_eq!(healthy(&state.snapshot()), ["GPU-0", "GPU-1"]);
 }
 
 #[test]

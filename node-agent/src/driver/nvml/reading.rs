@@ -27,7 +27,8 @@ pub struct DriverReading {
 
 /// Reads the GPUs through the library at `path`. `function` looks up a PCI address. A GPU of `before` that does not answer,
 /// or is lost, stays as it was; other GPUs without an answer are omitted. `begin` receives the UUID of each GPU before calls
-/// about it, if it is known: without persistence mode the first of them takes 1 to 5 s.
+/// about it, of which the first takes 1 to 5 s without persistence mode, and none before calls about several GPUs or an unknown
+/// one.
 pub fn read(
     path: &Path,
     host_root: &Path,
@@ -96,6 +97,7 @@ pub fn read(
             devices.push((index, device));
         }
     }
+    begin(None);
     for (gpu, links) in reading.inventory.gpus.iter_mut().zip(links::between(&devices)) {
         gpu.links = links;
     }

@@ -184,6 +184,21 @@ async fn a_driver_that_is_replaced_underneath_is_used_within_10_s_and_no_contain
 }
 
 #[tokio::test]
+async fn a_driver_whose_container_is_not_ready_is_left_alone() -> Result<()> {
+    let node = Node::with_v100()?;
+    node.configure("failOnInitError: true")?;
+    let folder = node.host_root().join("run/nvidia/validations");
+    fs::create_dir_all(&folder)?;
+    let kubelet = FakeKubelet::start(node.device_plugins())?;
+    let agent = Agent::run(&node)?;
+    agent.logs("the driver's container is not ready").await?;
+    assert!(!agent.has_loaded(&node.library())?);
+    fs::write(folder.join(".driver-ctr-ready"), "")?;
+    kubelet.has(GPU, |endpoint| endpoint.healthy().len() == 8).await?;
+    Ok(())
+}
+
+#[tokio::test]
 async fn an_agent_that_starts_while_the_gpus_are_released_leaves_the_driver_alone() -> Result<()> {
     let node = Node::with_v100()?;
     let kubelet = FakeKubelet::start(node.device_plugins())?;

@@ -146,6 +146,49 @@ async fn fail_on_init_error_does_not_end_an_agent_with_one_bad_gpu() -> Result<(
 }
 
 #[tokio::test]
+async fn a_driver_that_takes_seconds_for_each_gpu_has_not_failed() -> Result<()> {
+    let node = Node::with_v100()?;
+    node.configure("failOnInitError: true")?;
+    for gpu in 0..8 {
+        // More than 30 s for all of them.
+        node.state()?.update_gpu(gpu, |state| state.init_ms = 4500)?;
+    }
+    let kubelet = FakeKubelet::start(node.device_plugins())?;
+    let agent = Agent::run(&node)?;
+    kubelet.has(GPU, |endpoint| endpoint.healthy().len() == 8).await?;
+    assert_eq!(agent.logged("hardware has a problem"), 0);
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_agent_that_starts_again_has_held_devices_healthy_before_the_driver_answers() -> Result<()> {
+    let mut lab = Lab::start(Node::with_v100()?, "")?;
+    lab.kubelet.has(GPU, |endpoint| endpoint.healthy().len() == 8).await?;
+    let held = lab.kubelet.admit("pod", "main", GPU, 1).await?.ids;
+    lab.kubelet.is_listed().await?;
+    for gpu in 0..8 {
+        lab.node.state()?.update_gpu(gpu, |state| state.init_ms = 1000)?;
+    }
+    lab.agent.kill().await?;
+    let before = lab.kubelet.messages(GPU).len();
+    lab.agent = Agent::run(&lab.node)?;
+    lab.kubelet
+        .has(GPU, |endpoint| {
+            endpoint.registrations == 2 && endpoint.healthy().len() == 8
+        })
+        .await?;
+    let messages = lab.kubelet.messages(GPU);
+    let first = messages[before].devices.iter();
+    let healthy = Vec::from_iter(
+        first
+            .filter(|device| device.health == "Healthy")
+            .map(|device| &device.id),
+    );
+    assert_eq!((healthy, messages[before].devices.len()), (Vec::from_iter(&held), 8));
+    Ok(())
+}
+
+#[tokio::test]
 async fn a_node_without_gpu_needs_no_driver() -> Result<()> {
     let node = Node::without_driver(Scenario::new("cpu", "Tesla T4", 0, Topology::Pcie))?;
     node.configure("failOnInitError: true")?;

@@ -5,7 +5,7 @@ use anyhow::{Context as _, Result};
 use gpunode_node_tests::{Node, Stopwatch};
 use gpunode_scenario::{GpuState, RecoveryAction, ReturnCode};
 use rustix::process::Signal;
-use std::{fs, time::Duration};
+use std::{collections::BTreeSet, time::Duration};
 
 #[tokio::test]
 async fn a_fault_that_a_probe_shows_withholds_its_gpu_until_it_is_gone() -> Result<()> {
@@ -148,49 +148,48 @@ async fn a_mig_device_with_a_call_that_fails_is_taken_out_alone() -> Result<()> 
 }
 
 #[tokio::test]
-async fn a_gpu_that_hangs_is_withheld_and_the_others_are_probed_without_it() -> Result<()> {
-    let lab = lab(Node::with_v100()?, "", GPU, 8).await?;
+async fn only_the_gpu_that_hangs_is_at_fault_and_containers_keep_the_others_also_for_an_agent_that_starts() -> Result<()>
+{
+    let mut lab = lab(Node::with_v100()?, "", GPU, 8).await?;
     let uuids = lab.node.uuids()?;
+    let held: BTreeSet<String> = lab
+        .kubelet
+        .admit("pod", "main", GPU, 1)
+        .await?
+        .ids
+        .into_iter()
+        .collect();
+    lab.kubelet.is_listed().await?;
+    let hanging = uuids
+        .iter()
+        .rposition(|uuid| !held.contains(uuid))
+        .context("a free GPU")?;
     probe(&lab).await?;
-    lab.node.state()?.update_gpu(2, |state| state.hangs = true)?;
-    let pending = |pending: bool| -> Result<()> {
-        let action = if pending {
-            RecoveryAction::DrainP2p
-        } else {
-            RecoveryAction::None
-        };
-        lab.node
-            .state()?
-            .update_gpu(5, |state| state.recovery_action = action)?;
-        // XID 31 is no fault, but triggers a probe.
-        lab.node.state()?.inject_xid(5, 31)?;
-        Ok(())
-    };
-    pending(true)?;
-    broken(&lab, GPU, &[&uuids[2], &uuids[5]]).await?;
-    pending(false)?;
-    broken(&lab, GPU, &[&uuids[2]]).await?;
-    let lists = lab.kubelet.endpoint(GPU).lists;
-    fs::write(lab.node.state_dir().join("recovered"), "")?;
-    pending(false)?;
-    lab.agent.logs("a person declared the GPUs recovered").await?;
-    assert_eq!(
-        lab.kubelet.endpoint(GPU).lists,
-        lists,
-        "it still hangs, whatever a person says"
+    lab.node
+        .state()?
+        .update_gpu(u32::try_from(hanging)?, |state| state.hangs = true)?;
+    // Reads the hardware too, and either call may be the first one.
+    lab.agent.signal(Signal::HUP)?;
+    lab.agent.logs("DriverBlocked").await?;
+    lab.kubelet.has(GPU, |endpoint| endpoint.healthy() == held).await?;
+    let at_fault = |line: &String| line.contains("device is faulty") && line.contains("NotAnswering");
+    let at_fault = Vec::from_iter(lab.agent.log().into_iter().filter(at_fault));
+    assert!(
+        at_fault.len() == 1 && at_fault[0].contains(&uuids[hanging]),
+        "{at_fault:?}"
     );
-    // It is the first that is asked, and may only wait behind the other until a third has answered.
-    lab.node.state()?.update_gpu(0, |state| state.hangs = true)?;
-    pending(true)?;
-    broken(&lab, GPU, &[&uuids[0], &uuids[2], &uuids[5]]).await?;
-    for gpu in [0, 2, 5] {
-        lab.node.state()?.update_gpu(gpu, |state| {
-            *state = GpuState {
-                xids: state.xids.clone(),
-                ..GpuState::default()
-            }
-        })?;
-    }
+
+    lab.replace_agent().await?;
+    // It reads the hardware for 30 s first.
+    lab.agent.logs("no answer within").await?;
+    let endpoint = lab.kubelet.endpoint(GPU);
+    assert_eq!((endpoint.registrations, endpoint.ids().len()), (2, 8));
+    assert_eq!(endpoint.healthy(), held);
+    assert!(lab.kubelet.admit("next", "main", GPU, 1).await.is_err());
+
+    lab.node
+        .state()?
+        .update_gpu(u32::try_from(hanging)?, |state| state.hangs = false)?;
     broken(&lab, GPU, &[]).await
 }
 
