@@ -117,7 +117,7 @@ pub struct MpsArgs {
 }
 
 impl HostArgs {
-    /// Returns the folders in which to look for the driver. A process has one such value, since it counts the calls to the driver.
+    /// Returns the folders in which to look for the driver. A process clones one value, which counts its calls to the driver.
     pub fn hardware(&self) -> DriverRoots {
         DriverRoots {
             host_root: self.host_root.clone(),

@@ -92,7 +92,7 @@ impl DriverCall {
         self.number
     }
 
-    /// Begins a turn, with calls about `gpu` or about several GPUs, after the turn of another call or a wait of two seconds. Blocks.
+    /// Begins a turn with calls about `gpu`, or about several GPUs, once no other call has one or after [`TURN`]. Blocks.
     pub fn begin_turn(&self, gpu: Option<&str>) {
         self.end_turn();
         let start = std::time::Instant::now();

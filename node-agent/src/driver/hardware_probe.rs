@@ -19,9 +19,10 @@ const MODULE: &str = "sys/module/nvidia";
 /// Folder below the host's root in which gpu-operator notes the drivers that work.
 const VALIDATIONS: &str = "run/nvidia/validations";
 
-/// Files of that folder, of which one exists while a driver container's driver can be used: the container's startup probe writes the
-/// first one once the module is loaded and its daemons are ready (gpu-operator, `assets/state-driver/0400_configmap.yaml`), the
-/// validator writes the other one (`cmd/nvidia-validator/main.go`). A session with the driver before that makes it refuse a reset.
+/// Files of that folder, of which one exists while the driver of a driver container can be used. The container's startup probe
+/// writes the first one when the module is loaded and its daemons are ready (gpu-operator,
+/// `assets/state-driver/0400_configmap.yaml`), the validator writes the other one (`cmd/nvidia-validator/main.go`). A session
+/// before that makes the driver refuse a reset.
 const VALIDATED: [&str; 2] = [".driver-ctr-ready", "driver-ready"];
 
 /// Roots of the host and of its driver, and the calls to that driver.

@@ -32,8 +32,9 @@ const BLIND_RECHECK: Duration = Duration::from_mins(1);
 /// Time limit for the sessions of other tasks to end, and the pause between two looks.
 const SESSIONS_TIMEOUT: Duration = Duration::from_secs(10);
 const SESSIONS_PAUSE: Duration = Duration::from_millis(20);
-/// Time limit for each GPU of a probe, and for reading files: a driver call or a host file that hangs must not stop the rest of the
-/// agent. Without persistence mode the driver initialises each GPU for the probe, which takes 1 to 5 s.
+/// Time limit for each GPU of a probe, and for reading files: a driver call or a host file that hangs must not stop the rest of
+/// the agent. Without persistence mode the driver initialises each GPU for the probe: NVIDIA says 1 to 3 s
+/// (<https://docs.nvidia.com/deploy/driver-persistence/overview.html>), and 5 s were seen.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Time for calls to the driver to end before the report says that the release waits for them.
 const RELEASE_GRACE: Duration = Duration::from_secs(5);

@@ -1,7 +1,7 @@
 //! Probes the GPUs at intervals, on a thread of its own: a GPU that hangs keeps that thread, and the others get a new one.
 //!
-//! A hang usually keeps the driver from answering any call (`driver::calls`). So the GPU of the oldest call without an answer hangs, and
-//! all others are blocked, until the driver answers for one of them.
+//! A hang usually keeps the driver from answering any call (`driver::calls`). So the GPU of the oldest call without an answer
+//! hangs, and all others are blocked, until the driver answers for one of them.
 
 use crate::driver::{
     calls::DriverCall,
