@@ -1,8 +1,8 @@
 //! Calls of this process that hold the driver: the GPU that each is about, since when, and the gate that a release closes.
 //!
 //! A call that hangs holds the lock of the driver's resource manager, and every later call waits for it, also one about another
-//! GPU. So of all calls without an answer, only the oldest one tells which GPU hangs. To know which one that is, the calls take
-//! turns, GPU by GPU, as long as the driver answers.
+//! GPU. So of the calls that began since the driver's last answer, only the first one tells which GPU hangs. To know which one
+//! that is, the calls take turns, GPU by GPU, as long as the driver answers.
 
 use std::{collections::BTreeMap, sync::Arc, thread, time::Duration};
 use tokio::{sync::watch, time::Instant};
@@ -22,6 +22,8 @@ struct CallTable {
     is_closed: bool,
     last_number: u64,
     calls: BTreeMap<u64, CallProgress>,
+    /// End of the last turn: the driver answered then.
+    last_answer: Option<Instant>,
 }
 
 /// Progress of a call.
@@ -77,12 +79,27 @@ impl DriverCalls {
         self.0.borrow().calls.get(&number).cloned()
     }
 
-    /// Returns the call whose turn began first.
-    pub fn oldest(&self) -> Option<(u64, CallProgress)> {
+    /// Returns the first of the calls whose turn began before `time` and after the driver's last answer: if it hangs, it keeps the
+    /// driver from answering a call that began at `time`.
+    pub fn first_unanswered(&self, time: Instant) -> Option<CallProgress> {
         let table = self.0.borrow();
-        let working = table.calls.iter().filter(|(_, progress)| progress.since.is_some());
-        let oldest = working.min_by_key(|(_, progress)| progress.since)?;
-        Some((*oldest.0, oldest.1.clone()))
+        let is_unanswered = |since: Instant| since < time && table.last_answer.is_none_or(|last| last <= since);
+        let calls = table.calls.values();
+        let unanswered = calls.filter(|progress| progress.since.is_some_and(is_unanswered));
+        unanswered.min_by_key(|progress| progress.since).cloned()
+    }
+}
+
+impl CallTable {
+    /// Ends the turn of a call, if it has one.
+    fn end_turn(&mut self, number: u64) {
+        if self
+            .calls
+            .insert(number, CallProgress::default())
+            .is_some_and(|progress| progress.since.is_some())
+        {
+            self.last_answer = Some(Instant::now());
+        }
     }
 }
 
@@ -117,15 +134,14 @@ impl DriverCall {
 
     /// Ends the turn.
     pub fn end_turn(&self) {
-        self.calls.0.send_modify(|table| {
-            table.calls.insert(self.number, CallProgress::default());
-        });
+        self.calls.0.send_modify(|table| table.end_turn(self.number));
     }
 }
 
 impl Drop for DriverCall {
     fn drop(&mut self) {
         self.calls.0.send_modify(|table| {
+            table.end_turn(self.number);
             table.calls.remove(&self.number);
         });
     }
@@ -139,26 +155,31 @@ mod tests {
     const SOON: Duration = Duration::from_millis(10);
 
     #[test]
-    fn calls_take_turns_and_the_one_that_began_first_is_the_oldest() {
+    fn calls_take_turns_and_the_first_since_the_last_answer_may_block_the_others() {
         let calls = DriverCalls::default();
         let [reading, probing, events] = [(); 3].map(|()| calls.begin().unwrap());
-        assert_eq!(calls.oldest(), None, "to wait for events is no hang");
-        let oldest = || calls.oldest().map(|(number, progress)| (number, progress.gpu));
+        let first = || calls.first_unanswered(Instant::now()).map(|progress| progress.gpu);
+        assert_eq!(first(), None, "to wait for events is no hang");
         reading.begin_turn(Some("GPU-1"));
-        assert_eq!(oldest(), Some((reading.number(), Some("GPU-1".to_owned()))));
+        assert_eq!(first(), Some(Some("GPU-1".to_owned())));
         // It hangs, so that the other one does not wait for longer.
-        let start = std::time::Instant::now();
+        let start = Instant::now();
         probing.begin_turn(Some("GPU-0"));
         assert!(start.elapsed() >= TURN);
-        assert_eq!(oldest(), Some((reading.number(), Some("GPU-1".to_owned()))));
+        assert_eq!(first(), Some(Some("GPU-1".to_owned())));
+        let began = calls.progress(reading.number()).and_then(|progress| progress.since);
+        assert_eq!(calls.first_unanswered(began.unwrap()), None, "nothing is before it");
+        probing.end_turn();
+        assert_eq!(first(), None, "the driver answers other calls than this one");
+        probing.begin_turn(None);
+        assert_eq!(first(), Some(None), "a call about several GPUs");
         drop(reading);
-        assert_eq!(oldest(), Some((probing.number(), Some("GPU-0".to_owned()))));
         thread::scope(|scope| {
-            let waiting = scope.spawn(|| events.begin_turn(None));
+            let waiting = scope.spawn(|| events.begin_turn(Some("GPU-2")));
             probing.end_turn();
             waiting.join().unwrap();
         });
-        assert_eq!(oldest(), Some((events.number(), None)));
+        assert_eq!(first(), Some(Some("GPU-2".to_owned())));
     }
 
     #[tokio::test(start_paused = true)]

@@ -1,6 +1,6 @@
 //! Probes the GPUs at intervals, on a thread of its own: a GPU that hangs keeps that thread, and the others get a new one.
 //!
-//! A hang usually keeps the driver from answering any call (`driver::calls`). So the GPU of the oldest call without an answer
+//! A hang usually keeps the driver from answering any call (`driver::calls`). So the GPU of the first call without an answer
 //! hangs, and all others are blocked, until the driver answers for one of them.
 
 use crate::driver::{
@@ -69,6 +69,8 @@ pub struct ProbeLoop {
     answers: JoinSet<(String, Option<ProbeEvent>)>,
     /// Results to report.
     reports: VecDeque<GpuProbe>,
+    /// Start of the time in which the driver answers for GPUs; none while it is blocked.
+    answers_since: Option<Instant>,
 }
 
 struct ProbeRound {
@@ -79,8 +81,6 @@ struct ProbeRound {
     waiting: BTreeSet<String>,
     /// Start of the probe of one of them.
     since: Instant,
-    /// True when a GPU answered in this round.
-    answered: bool,
     /// True once its GPUs were reported as blocked.
     is_blocked: bool,
 }
@@ -98,6 +98,7 @@ impl ProbeLoop {
             unanswered: BTreeMap::new(),
             answers: JoinSet::new(),
             reports: VecDeque::new(),
+            answers_since: None,
         }
     }
 
@@ -146,7 +147,6 @@ impl ProbeLoop {
             call: number,
             waiting,
             since: now,
-            answered: false,
             is_blocked: false,
         });
     }
@@ -192,7 +192,7 @@ impl ProbeLoop {
 
     fn handle(&mut self, event: Option<ProbeEvent>) -> ProbeEvent {
         if let (Some(round), Some(ProbeEvent::Probed(report))) = (&mut self.round, &event) {
-            round.answered = true;
+            self.answers_since.get_or_insert_with(Instant::now);
             round.waiting.remove(&report.probe.gpu);
             self.reports.retain(|other| other.gpu != report.probe.gpu);
         }
@@ -201,15 +201,17 @@ impl ProbeLoop {
         }
         event.unwrap_or_else(|| {
             self.earliest = Instant::now() + LEAST;
-            if self.round.take().is_some_and(|round| round.answered) {
-                self.blame_blocked();
-            }
+            self.round = None;
+            self.blame_blocked();
             ProbeEvent::Done
         })
     }
 
-    /// Reports the blocked GPUs with a probe of their own as hanging: the driver answered for another GPU, and not for them.
+    /// Reports the blocked GPUs as hanging when the driver has answered for others for long, and not for them.
     fn blame_blocked(&mut self) {
+        if self.answers_since.is_none_or(|since| since.elapsed() < TIMEOUT) {
+            return;
+        }
         let blocked = self.unanswered.iter_mut();
         for (gpu, result) in blocked.filter(|(_, result)| **result == ProbeResult::Blocked) {
             *result = ProbeResult::Hangs;
@@ -223,11 +225,10 @@ impl ProbeLoop {
         let calls = &self.driver_roots.calls;
         let own = round.call.and_then(|call| calls.progress(call));
         let current = own.as_ref().and_then(|call| call.gpu.clone());
-        let oldest = calls.oldest().filter(|(number, _)| Some(*number) != round.call);
-        // A driver that answered in this round is not blocked by an older call.
-        let blocking = oldest.filter(|_| own.is_some() && !round.answered);
+        let began = own.as_ref().and_then(|call| call.since).unwrap_or(round.since);
+        let blocking = calls.first_unanswered(began).filter(|_| own.is_some());
         let is_blocked = blocking.is_some();
-        let hanging = blocking.map_or_else(|| current.clone(), |(_, call)| call.gpu);
+        let hanging = blocking.map_or_else(|| current.clone(), |call| call.gpu);
         let blocked = round
             .waiting
             .iter()
@@ -235,8 +236,8 @@ impl ProbeLoop {
         let blocked = blocked.map(|gpu| no_answer(gpu, ProbeResult::Blocked));
         let first = hanging.iter().map(|gpu| no_answer(gpu, ProbeResult::Hangs));
         self.reports.extend(first.chain(blocked));
-        if round.answered {
-            self.blame_blocked();
+        if is_blocked {
+            self.answers_since = None;
         }
         let Some(gpu) = current else {
             // The thread waits on, such as for the session to open.
@@ -306,7 +307,6 @@ mod tests {
             call: Some(call.number()),
             waiting: waiting.iter().map(|gpu| (*gpu).to_owned()).collect(),
             since: Instant::now(),
-            answered: false,
             is_blocked: false,
         });
         call
@@ -369,17 +369,36 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_blocked_gpu_hangs_itself_if_the_driver_answers_for_another_one() {
+    async fn a_blocked_gpu_hangs_itself_if_the_driver_answers_for_others_for_long() {
         let mut probes = probe_loop();
         let _first = hang_at(&mut probes, Some("B"), &["A", "B", "C"]);
         assert!(probes.judge_round().is_none());
+        probes.answers_since = Some(Instant::now());
         let _second = hang_at(&mut probes, Some("A"), &["A", "C"]);
         assert!(probes.judge_round().is_none());
         reported(&mut probes);
-        let _third = hang_at(&mut probes, Some("C"), &["C"]);
-        probes.round.as_mut().unwrap().answered = true;
-        assert!(matches!(probes.handle(None), ProbeEvent::Done));
-        assert_eq!(reported(&mut probes), results(&[("A", Hangs)]));
+        assert_eq!(probes.answers_since, None);
+        let now = Instant::now();
+        for (since, expected) in [
+            (None, results(&[])),
+            (Some(now), results(&[])),
+            (now.checked_sub(TIMEOUT), results(&[("A", Hangs)])),
+        ] {
+            probes.answers_since = since;
+            assert!(matches!(probes.handle(None), ProbeEvent::Done));
+            assert_eq!(reported(&mut probes), expected, "{since:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_gpu_hangs_itself_if_the_driver_answered_since_another_one_hung() {
+        let mut probes = probe_loop();
+        let _first = hang_at(&mut probes, Some("B"), &["A", "B", "C"]);
+        assert!(probes.judge_round().is_none());
+        let call = hang_at(&mut probes, Some("A"), &["A", "C"]);
+        call.begin_turn(Some("C"));
+        assert!(probes.judge_round().is_none());
+        assert_eq!(reported(&mut probes), results(&[("B", Hangs), ("C", Hangs)]));
     }
 
     #[tokio::test]
