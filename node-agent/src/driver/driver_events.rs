@@ -113,12 +113,12 @@ impl DriverEvents {
             stop: stop.clone(),
             sender: self.sender.clone(),
             silent,
+            call,
             full_since: None,
         };
         let path = path.to_owned();
         let thread = spawn_blocking(move || {
             let ended = nvml::events::watch(&path, &mut thread);
-            drop(call);
             (thread.silent, ended)
         });
         EventThread { gpus, stop, thread }
@@ -152,6 +152,8 @@ struct EventForwarder {
     stop: Arc<AtomicBool>,
     sender: mpsc::Sender<DriverEvent>,
     silent: BTreeSet<String>,
+    /// The session, which waits for events between its turns.
+    call: DriverCall,
     /// Start of the time the queue has been full.
     full_since: Option<Instant>,
 }
@@ -189,6 +191,13 @@ impl EventHandler for EventForwarder {
             thread::sleep(FULL_PAUSE);
         }
         ControlFlow::Break(())
+    }
+
+    fn begin_registration(&mut self, gpu: Option<&str>) {
+        match gpu {
+            Some(_) => self.call.begin_turn(gpu),
+            None => self.call.end_turn(),
+        }
     }
 
     fn reports_no_events(&mut self, gpu: &str, why: &NvmlError) {

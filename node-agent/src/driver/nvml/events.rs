@@ -43,6 +43,8 @@ pub trait EventHandler {
     fn gpus(&mut self) -> ControlFlow<(), Option<Vec<GpuAddress>>>;
     /// Takes an event.
     fn handle(&mut self, event: DriverEvent) -> ControlFlow<()>;
+    /// Receives the GPU that is about to be registered; none after the last one.
+    fn begin_registration(&mut self, gpu: Option<&str>);
     /// Receives the reason why a GPU reports no events.
     fn reports_no_events(&mut self, gpu: &str, why: &NvmlError);
 }
@@ -112,6 +114,7 @@ impl WatchedGpus<'_> {
             if self.known.values().any(|known| *known == gpu.uuid) {
                 continue;
             }
+            watcher.begin_registration(Some(&gpu));
             match self.register_one(&gpu) {
                 Ok(id) => _ = self.known.insert(id, gpu.uuid),
                 Err(error) => {
@@ -122,6 +125,7 @@ impl WatchedGpus<'_> {
                 }
             }
         }
+        watcher.begin_registration(None);
         if self.known.len() > before {
             info!(gpus = self.known.len(), "following driver events");
         }
