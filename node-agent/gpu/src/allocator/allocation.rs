@@ -91,7 +91,7 @@ pub fn check(
             .unavailable_reason(of.uuid)
             .or_else(|| state.paused_reason(of.uuid));
         reason.or(match of.availability {
-            _ if state.awaits_driver() => Some("the driver has not answered yet"),
+            _ if state.awaits_devices() => Some("the agent does not know the devices of the node yet"),
             Availability::Unavailable => Some("the driver no longer lists it"),
             Availability::Draining | Availability::Allocatable => None,
         })

@@ -91,7 +91,7 @@ pub fn advertised_devices<'a>(state: &'a AllocatorState, resource: &str) -> Vec<
 }
 
 fn availability(state: &AllocatorState, uuid: &str, assignment: &Assignment) -> Availability {
-    let is_gone = !state.present.contains(uuid) && !state.awaits_driver();
+    let is_gone = !state.present.contains(uuid) && !state.awaits_devices();
     if is_gone || state.unavailable_reason(uuid).is_some() {
         Availability::Unavailable
     } else if state.paused_reason(uuid).is_some()

@@ -109,9 +109,9 @@ impl AllocatorState {
         reasons.get(uuid).or_else(of_gpu).map(String::as_str)
     }
 
-    /// Returns true if the driver has not told this process yet which devices the node has. Assignments and held shares of an
-    /// earlier process stand until then.
-    pub fn awaits_driver(&self) -> bool {
+    /// Returns true before the first desired devices: the driver has not answered this process yet, or the configuration is not
+    /// known. The assignments of an earlier process stand until then.
+    pub fn awaits_devices(&self) -> bool {
         self.desired.is_none()
     }
 

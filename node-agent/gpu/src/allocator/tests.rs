@@ -370,7 +370,7 @@ fn before_the_driver_answers_held_shares_are_healthy_and_no_container_gets_anoth
     assert_eq!(test.count("nvidia.com/gpu").map(|(_, all)| all), Some(3));
     let refused = test.allocate("nvidia.com/gpu", &["GPU-1"]).unwrap_err().to_string();
     assert!(
-        refused.ends_with("GPU-1 is unavailable: the driver has not answered yet"),
+        refused.ends_with("GPU-1 is unavailable: the agent does not know the devices of the node yet"),
         "{refused}"
     );
     // A fault that an earlier agent saved counts meanwhile.

@@ -148,8 +148,7 @@ async fn a_mig_device_with_a_call_that_fails_is_taken_out_alone() -> Result<()> 
 }
 
 #[tokio::test]
-async fn only_the_gpu_that_hangs_is_at_fault_and_containers_keep_the_others_also_for_an_agent_that_starts() -> Result<()>
-{
+async fn only_the_gpu_that_hangs_is_at_fault_and_containers_keep_the_others() -> Result<()> {
     let mut lab = lab(Node::with_v100()?, "", GPU, 8).await?;
     let uuids = lab.node.uuids()?;
     let held: BTreeSet<String> = lab
