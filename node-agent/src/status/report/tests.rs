@@ -214,6 +214,11 @@ fn what_is_missing_is_the_reason_for_not_being_ready() {
         verdicts(&of_plugin(&missing, &in_force, &[]))[0],
         "Ready=False DriverNotFound"
     );
+    let waiting = hardware(DriverState::Waiting("no answer within 30s".to_owned()));
+    assert_eq!(
+        verdicts(&of_plugin(&waiting, &in_force, &[]))[0],
+        "Ready=False DriverNotReady"
+    );
     let answers = hardware(DriverState::Answers);
     assert_eq!(
         verdicts(&of_plugin(&answers, &in_force, &[]))[0],
