@@ -7,9 +7,6 @@ use crate::{library::Answer, node::Node};
 
 /// PCI vendor of NVIDIA, in the low half of NVML's device ids.
 const VENDOR: u32 = 0x10de;
-/// PCI class of 3D controllers: display controller, 3D.
-const BASE_CLASS: u32 = 0x03;
-const SUB_CLASS: u32 = 0x02;
 
 /// A PCI address; NVML knows functions only as 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -78,8 +75,11 @@ pub(crate) fn search(node: &Node) -> Answer {
     lost.map_or(Ok(()), Err)
 }
 
-/// The places of a GPU and of its MIG device with a UUID.
+/// The places of a GPU and of its MIG device with a UUID. Drivers before 470 find no MIG device by it.
 pub(crate) fn find_mig(node: &Node, uuid: &str) -> Option<(usize, usize)> {
+    if uuid.contains('/') {
+        return None;
+    }
     node.listed().find_map(|(index, gpu)| {
         let place = gpu.mig_devices().position(|(_, compute)| compute.uuid == uuid)?;
         Some((index, place))
@@ -142,8 +142,8 @@ pub(crate) fn gpu_pci_info_ext(gpu: &Gpu, version: u32) -> Answer<nvmlPciInfoExt
         device: info.device,
         pciDeviceId: info.pciDeviceId,
         pciSubSystemId: info.pciSubSystemId,
-        baseClass: BASE_CLASS,
-        subClass: SUB_CLASS,
+        baseClass: gpu.board.pci_class() >> 16,
+        subClass: gpu.board.pci_class() >> 8 & 0xff,
         busId: info.busId,
     })
 }

@@ -73,6 +73,16 @@ pub(crate) enum Device {
     Mig(MigCall),
 }
 
+impl Device {
+    /// The GPU itself, or the one that a MIG device is part of.
+    pub(crate) fn gpu(&self) -> &GpuCall {
+        match self {
+            Device::Gpu(gpu) => gpu,
+            Device::Mig(mig) => mig.parent(),
+        }
+    }
+}
+
 /// The GPU or MIG device behind a handle, in a call of `function`; an error where the state says so.
 pub(crate) fn device(function: &str, handle: DeviceHandle) -> Answer<Device> {
     match handle.named().ok_or(ReturnCode::InvalidArgument)? {

@@ -84,6 +84,17 @@ pub(crate) fn active(gpu: &Gpu, number: u32) -> Answer<&NvLink> {
     port(gpu, number)?.ok_or(ReturnCode::NotSupported)
 }
 
+/// A link between two GPUs is down while either of them is divided.
+pub(crate) fn may_be_up(node: &Node, gpu: &Gpu, link: &NvLink) -> bool {
+    match &link.remote {
+        NvLinkEnd::Switch { .. } => true,
+        NvLinkEnd::Gpu { index } => {
+            let divided = |gpu: &Gpu| gpu.mig.is_some();
+            !divided(gpu) && !node.listed().any(|(_, peer)| peer.index == *index && divided(peer))
+        }
+    }
+}
+
 /// Returns whether a connected port has the capability.
 pub(crate) fn capability(gpu: &Gpu, number: u32, capability: u32) -> Answer<u32> {
     active(gpu, number)?;

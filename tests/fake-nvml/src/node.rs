@@ -25,6 +25,7 @@ pub(crate) struct Node {
     /// Places of the GPUs that the first `nvmlInit` found, by NVML index.
     listed: Vec<usize>,
     driver_version: String,
+    driver_major: u32,
     cuda_driver_version: i32,
     state: Mutex<CachedState>,
     event_sets: EventSets,
@@ -59,6 +60,7 @@ impl Node {
             listed: listed.map(|(place, _)| place).collect(),
             gpus,
             cuda_driver_version: scenario.cuda_driver_version().map_err(refuse)?,
+            driver_major: scenario.driver_major(),
             driver_version: scenario.driver_version,
             state: Mutex::default(),
             event_sets: EventSets::default(),
@@ -105,11 +107,15 @@ impl Node {
 
     /// The driver's major version, 580 for `580.95.05`.
     pub(crate) fn driver_major(&self) -> u32 {
-        self.driver_version
-            .split('.')
-            .next()
-            .and_then(|major| major.parse().ok())
-            .unwrap_or_default()
+        self.driver_major
+    }
+
+    /// Answers an error for a function that came with a newer driver.
+    pub(crate) fn require_driver(&self, major: u32) -> Answer {
+        if self.driver_major() < major {
+            return Err(ReturnCode::FunctionNotFound);
+        }
+        Ok(())
     }
 
     /// Event sets of this process.

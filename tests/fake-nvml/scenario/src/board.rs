@@ -99,6 +99,7 @@ const BOARDS: &[Board] = boards! {
     "Tesla V100-SXM2-16GB",  16_384,  (7, 0),  Volta,     0x1db1, 300,  Some(sxm(6, 2)),     0;
     "Tesla T4",              15_360,  (7, 5),  Turing,    0x1eb8, 70,   None,                0;
     "NVIDIA T4",             15_360,  (7, 5),  Turing,    0x1eb8, 70,   None,                0;
+    "NVIDIA DGX Display",    4_096,   (7, 5),  Turing,    0x1fb0, 50,   None,                0;
     "NVIDIA A30",            24_576,  (8, 0),  Ampere,    0x20b7, 165,  Some(bridge(4, 3)),  4;
     "NVIDIA A100-SXM4-40GB", 40_960,  (8, 0),  Ampere,    0x20b0, 400,  Some(sxm(12, 3)),    7;
     "NVIDIA A100-SXM4-80GB", 81_920,  (8, 0),  Ampere,    0x20b2, 400,  Some(sxm(12, 3)),    7;
@@ -144,6 +145,21 @@ impl Board {
         } else {
             Brand::Nvidia
         }
+    }
+
+    /// The board draws on a monitor: the one of a DGX Station, beside its compute boards.
+    fn is_display(&self) -> bool {
+        self.name.ends_with("DGX Display")
+    }
+
+    /// PCI class: VGA controller or 3D controller.
+    pub fn pci_class(&self) -> u32 {
+        if self.is_display() { 0x03_00_00 } else { 0x03_02_00 }
+    }
+
+    /// The driver lists the graphics processes of the board: not on modules of a base board, which have no outputs.
+    pub fn has_graphics(&self) -> bool {
+        self.nvlink.is_none_or(|ports| !ports.base_board)
     }
 
     /// Bad memory rows are remapped (Ampere data centre boards and newer) and pages not retired.

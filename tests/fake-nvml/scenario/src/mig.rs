@@ -39,8 +39,17 @@ pub struct ComputeInstance {
     pub profile: ComputeProfile,
     /// First compute slice.
     pub start: u32,
-    /// UUID of the MIG device: `MIG-` and five groups of hexadecimal digits.
+    /// UUID of the MIG device: `MIG-` and five groups of hexadecimal digits, or its place with drivers before 470.
     pub uuid: String,
+}
+
+impl GpuInstance {
+    /// Gives its MIG devices the UUIDs of drivers before 470: `MIG-GPU-.../GPU INSTANCE/COMPUTE INSTANCE`.
+    pub(crate) fn name_by_place(&mut self, gpu: &str) {
+        for compute in &mut self.compute_instances {
+            compute.uuid = format!("MIG-{gpu}/{}/{}", self.id, compute.id);
+        }
+    }
 }
 
 /// Reason why instances do not fit.

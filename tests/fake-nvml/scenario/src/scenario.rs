@@ -131,6 +131,9 @@ pub enum ScenarioError {
     ClusterUuid(String),
 }
 
+/// First driver whose UUIDs of MIG devices tell nothing; before it they name GPU, GPU instance and compute instance.
+const OPAQUE_MIG_UUIDS_SINCE: u32 = 470;
+
 fn default_node() -> String {
     "node".to_owned()
 }
@@ -197,6 +200,12 @@ impl Scenario {
             .ok_or_else(|| ScenarioError::CudaVersion(self.cuda_version.clone()))
     }
 
+    /// The driver's major version, 580 for `580.95.05`.
+    pub fn driver_major(&self) -> u32 {
+        let major = self.driver_version.split('.').next();
+        major.and_then(|major| major.parse().ok()).unwrap_or_default()
+    }
+
     /// UUID and clique of the fabric beyond the node; all zero without one.
     fn fabric(&self) -> Result<(u128, u32), ScenarioError> {
         let Some(fabric) = &self.fabric else { return Ok((0, 0)) };
@@ -231,18 +240,24 @@ impl Scenario {
                 field: format!("{field}.gpus[{at}]"),
                 reason,
             };
+            let is_legacy = self.driver_major() < OPAQUE_MIG_UUIDS_SINCE;
             let gpu = usize::try_from(*index).ok().and_then(|index| gpus.get_mut(index));
             let gpu = gpu.ok_or_else(|| refuse(format!("there is no GPU {index}, only {count} GPUs")))?;
             if gpu.board.max_mig_devices == 0 {
                 return Err(refuse(format!("GPU {index} is a {}, which has no MIG", gpu.name)));
             }
-            let instances = mig::instances(&self.node, *index, gpu.board, &group.instances).map_err(|refusal| {
+            let mut instances = mig::instances(&self.node, *index, gpu.board, &group.instances).map_err(|refusal| {
                 let entry = refusal.entry.map(|entry| format!("[{entry}]")).unwrap_or_default();
                 ScenarioError::Mig {
                     field: format!("{field}.instances{entry}"),
                     reason: refusal.reason,
                 }
             })?;
+            if is_legacy {
+                for instance in &mut instances {
+                    instance.name_by_place(&gpu.uuid);
+                }
+            }
             if gpu.mig.replace(instances).is_some() {
                 return Err(refuse(format!("GPU {index} is named twice")));
             }

@@ -9,6 +9,8 @@ use crate::{Board, BoardNvLink, NvLink, NvLinkEnd};
 pub enum Topology {
     /// Cards in `PCIe` slots, two per NUMA node, no `NVLink`.
     Pcie,
+    /// Cards in `PCIe` slots, joined two by two with `NVLink` bridges.
+    Bridge,
     /// The hybrid cube mesh of eight V100.
     #[serde(rename = "DGX-1-Volta")]
     Dgx1Volta,
@@ -61,6 +63,7 @@ impl Topology {
     pub fn name(self) -> &'static str {
         match self {
             Topology::Pcie => "Pcie",
+            Topology::Bridge => "Bridge",
             Topology::Dgx1Volta => "DGX-1-Volta",
             Topology::NvSwitch => "NVSwitch",
         }
@@ -69,7 +72,7 @@ impl Topology {
     /// The most GPUs that can be wired so.
     pub fn max_gpus(self) -> u32 {
         match self {
-            Topology::Pcie | Topology::NvSwitch => 16,
+            Topology::Pcie | Topology::Bridge | Topology::NvSwitch => 16,
             Topology::Dgx1Volta => 8,
         }
     }
@@ -79,6 +82,9 @@ impl Topology {
         match (self, board.nvlink) {
             (Topology::Dgx1Volta, nvlink) if nvlink.is_none_or(|ports| ports.links != 6 || !ports.base_board) => {
                 Some("it needs a board with 6 NVLinks (V100-SXM2)")
+            }
+            (Topology::Bridge, nvlink) if nvlink.is_none_or(|ports| ports.base_board) => {
+                Some("it needs cards that take a bridge (A30, A100 PCIe)")
             }
             (Topology::NvSwitch, nvlink) if nvlink.is_none_or(|ports| !ports.base_board) => {
                 Some("it needs an SXM board")
@@ -97,7 +103,9 @@ impl Topology {
         };
         match self {
             // 0x11, 0x1a, 0x31, 0x3a, ...: each NUMA node has its own range of buses.
-            Topology::Pcie => u8::try_from(0x11 + place / 2 * 0x20 + place % 2 * 9).unwrap_or(u8::MAX),
+            Topology::Pcie | Topology::Bridge => {
+                u8::try_from(0x11 + place / 2 * 0x20 + place % 2 * 9).unwrap_or(u8::MAX)
+            }
             Topology::Dgx1Volta => at(&DGX1_BUSES),
             Topology::NvSwitch => at(&SWITCHED_BUSES),
         }
@@ -106,7 +114,7 @@ impl Topology {
     /// NUMA node of the GPU at `place`, on boards with 4 GPUs per socket or cards two by two.
     pub(crate) fn numa_node(self, place: u32) -> i32 {
         let node = match self {
-            Topology::Pcie => place / 2,
+            Topology::Pcie | Topology::Bridge => place / 2,
             Topology::Dgx1Volta => place / 4,
             Topology::NvSwitch => place % 8 / 4,
         };
@@ -122,7 +130,7 @@ impl Topology {
         } else {
             match self {
                 Topology::Dgx1Volta if a / 2 == b / 2 => PcieLevel::Single,
-                Topology::Pcie | Topology::Dgx1Volta => PcieLevel::HostBridge,
+                Topology::Pcie | Topology::Bridge | Topology::Dgx1Volta => PcieLevel::HostBridge,
                 Topology::NvSwitch if a / 2 == b / 2 => PcieLevel::Multiple,
                 Topology::NvSwitch => PcieLevel::Node,
             }
@@ -136,6 +144,7 @@ impl Topology {
         };
         match self {
             Topology::Pcie => Vec::new(),
+            Topology::Bridge => bridge(ports, first, place, count),
             Topology::Dgx1Volta => cube_mesh(ports, first, place, count),
             Topology::NvSwitch => (0..ports.links)
                 .map(|port| NvLink {
@@ -152,6 +161,17 @@ impl Topology {
 /// `NVSwitches` of one base board: 6 on DGX-2 and DGX A100, 4 on HGX H100 and newer.
 fn switches(ports: BoardNvLink) -> u32 {
     if ports.version <= 3 { 6 } else { 4 }
+}
+
+/// All ports lead to the other card of the pair; the last of an odd number has none.
+fn bridge(ports: BoardNvLink, first: u32, place: u32, count: u32) -> Vec<NvLink> {
+    let peer = place ^ 1;
+    let link = NvLink {
+        version: ports.version,
+        remote: NvLinkEnd::Gpu { index: first + peer },
+    };
+    let links = if peer < count { ports.links } else { 0 };
+    (0..links).map(|_| link.clone()).collect()
 }
 
 /// Ports are numbered in the order of the peers' indices, parallel links side by side.

@@ -13,17 +13,8 @@ use crate::{
     inventory::{self, PciInfoV1, PciInfoV2},
     library::{Answer, Device},
     mig,
-    node::GpuCall,
 };
 use gpunode_scenario::ReturnCode;
-
-/// The GPU itself, or the one that a MIG device is part of.
-fn gpu_of(device: &Device) -> &GpuCall {
-    match device {
-        Device::Gpu(gpu) => gpu,
-        Device::Mig(mig) => mig.parent(),
-    }
-}
 
 /// The index of a MIG device is that within its GPU.
 fn index(device: &Device) -> Answer<c_uint> {
@@ -88,7 +79,7 @@ extern "C" fn nvmlDeviceGetBrand(device: DeviceHandle, brand: Out<c_uint>) -> nv
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetArchitecture(device: DeviceHandle, architecture: Out<c_uint>) -> nvmlReturn_t {
     on_device("nvmlDeviceGetArchitecture", device, |device| {
-        architecture.set(gpu_of(device).hardware()?.board.architecture as u32)
+        architecture.set(device.gpu().hardware()?.board.architecture as u32)
     })
 }
 
@@ -99,7 +90,7 @@ extern "C" fn nvmlDeviceGetCudaComputeCapability(
     minor: Out<c_int>,
 ) -> nvmlReturn_t {
     on_device("nvmlDeviceGetCudaComputeCapability", device, |device| {
-        let capability = gpu_of(device).hardware()?.compute_capability;
+        let capability = device.gpu().hardware()?.compute_capability;
         major.require()?;
         minor.set(capability.1.cast_signed())?;
         major.set(capability.0.cast_signed())

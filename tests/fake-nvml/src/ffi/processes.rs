@@ -2,14 +2,28 @@
 
 use std::ffi::c_uint;
 
-use gpunode_scenario::ProcessKind;
+use gpunode_scenario::{ProcessKind, ReturnCode};
 use nvml_wrapper_sys::bindings::{nvmlProcessInfo_v1_t, nvmlProcessInfo_v2_t, nvmlReturn_t};
 
 use super::{
     on_gpu,
     pointer::{Out, OutArray},
 };
-use crate::{handle::DeviceHandle, usage};
+use crate::{handle::DeviceHandle, library::Answer, node::GpuCall, usage};
+
+/// First driver with the third version of the lists.
+const V3_SINCE: u32 = 510;
+
+/// Answers an error where the board or the driver lacks the list.
+fn require_list(gpu: &GpuCall, function: &str, kind: ProcessKind) -> Answer {
+    if function.ends_with("_v3") {
+        gpu.node().require_driver(V3_SINCE)?;
+    }
+    if kind == ProcessKind::Graphics && !gpu.hardware()?.board.has_graphics() {
+        return Err(ReturnCode::NotSupported);
+    }
+    Ok(())
+}
 
 /// A list in the form of version 1.
 fn list_v1(
@@ -20,6 +34,7 @@ fn list_v1(
     processes: &OutArray<nvmlProcessInfo_v1_t>,
 ) -> nvmlReturn_t {
     on_gpu(function, device, |gpu| {
+        require_list(gpu, function, kind)?;
         processes.set_counted(count, &usage::processes_v1(gpu.state(), kind))
     })
 }
@@ -33,6 +48,7 @@ fn list(
     processes: &OutArray<nvmlProcessInfo_v2_t>,
 ) -> nvmlReturn_t {
     on_gpu(function, device, |gpu| {
+        require_list(gpu, function, kind)?;
         processes.set_counted(count, &usage::processes(gpu.state(), kind))
     })
 }

@@ -94,11 +94,12 @@ fn on_link(function: &str, device: DeviceHandle, link: c_uint, body: impl FnOnce
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetNvLinkState(device: DeviceHandle, link: c_uint, active: Out<c_uint>) -> nvmlReturn_t {
     on_link("nvmlDeviceGetNvLinkState", device, link, |gpu| {
-        let is_up = match links::port(gpu.hardware()?, link)? {
-            Some(connected) => !gpu.state().links_down.contains(&link) && !fabric::keeps_down(gpu, connected)?,
+        let hardware = gpu.hardware()?;
+        let is_up = match links::port(hardware, link)? {
+            Some(port) => links::may_be_up(gpu.node(), hardware, port) && !fabric::keeps_down(gpu, port)?,
             None => false,
         };
-        active.set(u32::from(is_up))
+        active.set(u32::from(is_up && !gpu.state().links_down.contains(&link)))
     })
 }
 

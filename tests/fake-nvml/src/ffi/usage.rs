@@ -8,6 +8,9 @@ use nvml_wrapper_sys::bindings::{nvmlMemory_t, nvmlMemory_v2_t, nvmlReturn_t, nv
 use super::{on_device, on_gpu, pointer::Out};
 use crate::{handle::DeviceHandle, library::Device, modes, usage};
 
+/// First driver with the second version of memory.
+const MEMORY_V2_SINCE: u32 = 510;
+
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetMemoryInfo(device: DeviceHandle, memory: Out<nvmlMemory_t>) -> nvmlReturn_t {
     on_device("nvmlDeviceGetMemoryInfo", device, |device| {
@@ -18,6 +21,7 @@ extern "C" fn nvmlDeviceGetMemoryInfo(device: DeviceHandle, memory: Out<nvmlMemo
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetMemoryInfo_v2(device: DeviceHandle, memory: Out<nvmlMemory_v2_t>) -> nvmlReturn_t {
     on_device("nvmlDeviceGetMemoryInfo_v2", device, |device| {
+        device.gpu().node().require_driver(MEMORY_V2_SINCE)?;
         let version = memory.require_version(2)?;
         memory.set(usage::memory_v2(&usage::device_memory(device)?, version))
     })

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use gpunode_scenario::{AdditionalBoards, Board, ReturnCode, Scenario, Topology};
+use gpunode_scenario::{AdditionalBoards, Board, MigGroup, ReturnCode, Scenario, Topology};
 use nvml_wrapper::error::NvmlError;
 
 use crate::{
@@ -13,11 +13,12 @@ use crate::{
 /// Name, MiB, compute capability, NVML architecture, PCI device id, watts.
 type Expected = (&'static str, u64, (i32, i32), u32, u32, u32);
 
-const BOARDS: [Expected; 14] = [
+const BOARDS: [Expected; 15] = [
     ("Tesla V100-SXM2-32GB", 32768, (7, 0), 5, 0x1DB5, 300),
     ("Tesla V100-SXM2-16GB", 16384, (7, 0), 5, 0x1DB1, 300),
     ("Tesla T4", 15360, (7, 5), 6, 0x1EB8, 70),
     ("NVIDIA T4", 15360, (7, 5), 6, 0x1EB8, 70),
+    ("NVIDIA DGX Display", 4096, (7, 5), 6, 0x1FB0, 50),
     ("NVIDIA A30", 24576, (8, 0), 7, 0x20B7, 165),
     ("NVIDIA A100-SXM4-40GB", 40960, (8, 0), 7, 0x20B0, 400),
     ("NVIDIA A100-SXM4-80GB", 81920, (8, 0), 7, 0x20B2, 400),
@@ -109,6 +110,40 @@ fn versions_come_from_the_scenario() {
     assert_eq!(node.nvml().sys_nvml_version().unwrap(), "12.550.163.01");
     assert_eq!(node.nvml().sys_cuda_driver_version().unwrap(), 12040);
     assert_eq!(node.nvml().device_count().unwrap(), 0);
+}
+
+#[test]
+fn a_driver_before_510_lacks_the_versions_that_came_then() {
+    let mut scenario = Scenario::new("test", "Tesla T4", 1, Topology::Pcie);
+    scenario.driver_version = "470.256.02".to_owned();
+    let node = TestNode::with(&scenario);
+    let device = node.device(0);
+    assert!(matches!(device.memory_info(), Err(NvmlError::FunctionNotFound)));
+    let processes = device.running_compute_processes_count();
+    assert!(matches!(processes, Err(NvmlError::FunctionNotFound)));
+}
+
+#[test]
+fn a_driver_before_470_names_mig_devices_by_their_place_and_does_not_find_them_by_it() {
+    let mut scenario = Scenario::new("test", "NVIDIA A30", 1, Topology::Pcie);
+    scenario.driver_version = "460.106.00".to_owned();
+    scenario.mig = vec![MigGroup {
+        gpus: vec![0],
+        instances: vec!["1g.6gb".to_owned()],
+    }];
+    let node = TestNode::with(&scenario);
+    let device = node.device(0);
+    let uuid = device.mig_device_by_index(0).unwrap().uuid().unwrap();
+    assert_eq!(uuid, format!("MIG-{}/3/0", device.uuid().unwrap()));
+    let found = node.nvml().device_by_uuid(uuid.as_str());
+    assert!(matches!(found, Err(NvmlError::NotFound)));
+}
+
+#[test]
+fn modules_of_a_base_board_have_no_graphics_processes() {
+    let v100 = TestNode::dgx1();
+    let processes = v100.device(0).running_graphics_processes_count();
+    assert!(matches!(processes, Err(NvmlError::NotSupported)));
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use gpunode_scenario::{DGX1_VOLTA_LINKS, FabricState, ReturnCode, Topology};
+use gpunode_scenario::{DGX1_VOLTA_LINKS, FabricState, MigGroup, ReturnCode, Scenario, Topology};
 use nvml_wrapper::{
     enum_wrappers::device::{P2pCapabilitiesIndex, P2pStatus, TopologyLevel},
     error::NvmlError,
@@ -40,6 +40,20 @@ fn dgx1_has_the_cube_mesh() {
     }
     assert_eq!(raw::remote_device_type(node.nvml(), &node.device(0), 0), Ok(REMOTE_GPU));
     assert_eq!(node.device(0).link_wrapper_for(0).version().unwrap(), 2);
+}
+
+#[test]
+fn a_bridge_is_down_while_a_gpu_at_its_end_is_divided() {
+    let mut scenario = Scenario::new("test", "NVIDIA A30", 4, Topology::Bridge);
+    scenario.mig = vec![MigGroup {
+        gpus: vec![1],
+        instances: Vec::new(),
+    }];
+    let node = TestNode::with(&scenario);
+    let is_up = |gpu| node.device(gpu).link_wrapper_for(3).is_active().unwrap();
+    assert_eq!([0, 1, 2, 3].map(is_up), [false, false, true, true]);
+    let remote = node.device(2).link_wrapper_for(3).remote_pci_info().unwrap();
+    assert_eq!(remote.bus_id, node.device(3).pci_info().unwrap().bus_id);
 }
 
 #[test]
