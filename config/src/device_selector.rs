@@ -46,7 +46,10 @@ pub struct DeviceSelector {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(
         length(min = 1, max = 64),
-        inner(length(min = 5, max = 64), regex(pattern = r"^(GPU|MIG)-[0-9a-fA-F-]+$"))
+        inner(
+            length(min = 5, max = 64),
+            regex(pattern = r"^((GPU|MIG)-[0-9a-fA-F-]+|MIG-GPU-[0-9a-fA-F-]+/[0-9]+/[0-9]+)$")
+        )
     )]
     pub uuids: Option<Vec<String>>,
 
@@ -109,5 +112,6 @@ pub enum Architecture {
     AdaLovelace,
     Hopper,
     Blackwell,
+    Rubin,
     Unknown,
 }

@@ -3,6 +3,19 @@
 use super::problem::FieldProblem;
 use crate::{DeviceKind, DeviceSelector, MemoryMiB};
 
+/// Returns true for the UUIDs of GPUs and MIG devices. Drivers before 470 name a MIG device `MIG-GPU-.../1/0`: by its GPU, GPU
+/// instance and compute instance.
+fn is_uuid(uuid: &str) -> bool {
+    let is_hex = |text: &str| !text.is_empty() && text.chars().all(|c| c.is_ascii_hexdigit() || c == '-');
+    let is_id = |text: &str| !text.is_empty() && text.chars().all(|c| c.is_ascii_digit());
+    if let Some(place) = uuid.strip_prefix("MIG-GPU-") {
+        let parts: Vec<&str> = place.split('/').collect();
+        return matches!(parts.as_slice(), [gpu, instance, part] if is_hex(gpu) && is_id(instance) && is_id(part));
+    }
+    let digits = uuid.strip_prefix("GPU-").or_else(|| uuid.strip_prefix("MIG-"));
+    digits.is_some_and(is_hex)
+}
+
 /// Adds the problems of the selector at `path`.
 pub fn validate(path: &str, devices: &DeviceSelector, problems: &mut Vec<FieldProblem>) {
     if *devices == DeviceSelector::default() {
@@ -20,11 +33,7 @@ pub fn validate(path: &str, devices: &DeviceSelector, problems: &mut Vec<FieldPr
         }
     }
     for (index, uuid) in devices.uuids.iter().flatten().enumerate() {
-        let digits = uuid
-            .strip_prefix("GPU-")
-            .or_else(|| uuid.strip_prefix("MIG-"))
-            .unwrap_or_default();
-        if digits.is_empty() || uuid.len() > 64 || !digits.chars().all(|c| c.is_ascii_hexdigit() || c == '-') {
+        if uuid.len() > 64 || !is_uuid(uuid) {
             problems.push(FieldProblem::new(
                 format!("{path}.uuids[{index}]"),
                 format!(

@@ -98,6 +98,7 @@ impl Gpu {
             Some((8, _)) => Architecture::AdaLovelace,
             Some((9, _)) => Architecture::Hopper,
             Some((10 | 12, _)) => Architecture::Blackwell,
+            Some((13, _)) => Architecture::Rubin,
             _ => Architecture::Unknown,
         }
     }
@@ -140,6 +141,7 @@ mod tests {
         assert_eq!(architecture(8, 9), Architecture::AdaLovelace);
         assert_eq!(architecture(9, 0), Architecture::Hopper);
         assert_eq!(architecture(12, 0), Architecture::Blackwell);
+        assert_eq!(architecture(13, 0), Architecture::Rubin);
         assert_eq!(architecture(42, 0), Architecture::Unknown);
         assert_eq!(Gpu::default().architecture(), Architecture::Unknown);
     }
