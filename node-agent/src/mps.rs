@@ -34,6 +34,7 @@ mod memory;
 mod processes;
 mod shutdown;
 
+pub use device_folder::folder_path;
 pub use exec::{MpsExecArgs, exec};
 
 use crate::{

@@ -1,6 +1,9 @@
 //! Environment, mounts and device nodes of a container with devices. Pure, except for [`control_nodes`].
 
-use crate::kubelet::device_plugin_api::{ContainerAllocateResponse, DeviceSpec, Mount};
+use crate::{
+    kubelet::device_plugin_api::{ContainerAllocateResponse, DeviceSpec, Mount},
+    mps::folder_path,
+};
 use gpunode_gpu::{AllocatedDevices, Device, DeviceSharing};
 use std::{
     collections::{BTreeSet, HashMap},
@@ -45,7 +48,7 @@ pub fn response(
             DeviceSharing::Whole | DeviceSharing::TimeSlicing { .. } => {}
             DeviceSharing::Memory { units, .. } => response.envs.extend(gpushare(device, *shares, units)),
             DeviceSharing::Mps { replicas } => {
-                let folder = mps_dir.join(&device.uuid);
+                let folder = folder_path(mps_dir, &device.uuid);
                 response.envs.extend(mps_limits(device, *shares, replicas, &folder));
                 let pipe = folder.join("pipe");
                 response.mounts = vec![mount(&pipe, &pipe), mount(&folder.join("shm"), Path::new("/dev/shm"))];
@@ -63,18 +66,24 @@ fn gpushare(device: &Device, shares: u32, units: u32) -> HashMap<String, String>
 }
 
 /// Returns the limits that an MPS server puts on each process of the container (NVIDIA's MPS manual, "Environment
-/// Variables"). The device has number 0 in its container, as the only one there.
+/// Variables"). The device has number 0 in its container, as the only one there. A board whose memory is unknown gets no
+/// limit of it.
 fn mps_limits(device: &Device, shares: u32, replicas: u32, folder: &Path) -> HashMap<String, String> {
     let (shares, replicas) = (u64::from(shares), u64::from(replicas.max(1)));
     let percentage = (100 * shares / replicas).max(1);
     let memory = u128::from(device.memory.0) * u128::from(shares) / u128::from(replicas);
-    [
+    let mut limits = vec![
         ("CUDA_MPS_PIPE_DIRECTORY", folder.join("pipe").display().to_string()),
         ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", percentage.to_string()),
-        ("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", format!("0={memory}M")),
-    ]
-    .map(|(name, value)| (name.to_owned(), value))
-    .into()
+    ];
+    // A limit of 0 would leave the container no memory.
+    if memory > 0 {
+        limits.push(("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", format!("0={memory}M")));
+    }
+    limits
+        .into_iter()
+        .map(|(name, value)| (name.to_owned(), value))
+        .collect()
 }
 
 /// Returns each device node once: MIG devices of one GPU share its node.
@@ -185,6 +194,21 @@ mod tests {
         assert_eq!(limits(10, 10), pair("100", "0=16160M"));
         assert_eq!(limits(1, 48), pair("2", "0=336M"));
         assert_eq!(limits(1, 200), pair("1", "0=80M"), "0 would mean no limit");
+    }
+
+    #[test]
+    fn a_board_of_unknown_memory_gets_no_limit_of_it() {
+        let mut granted = granted(DeviceSharing::Mps { replicas: 10 }, &[(1, 1)]);
+        granted.devices[0].0.memory = MemoryMiB(0);
+        let names: Vec<String> = envs(&granted).into_iter().map(|(name, _)| name).collect();
+        assert_eq!(
+            names,
+            [
+                "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE",
+                "CUDA_MPS_PIPE_DIRECTORY",
+                VISIBLE_DEVICES
+            ]
+        );
     }
 
     #[test]

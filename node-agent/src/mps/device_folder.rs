@@ -10,6 +10,11 @@ use std::{
 const MAX_UUID: usize = 64;
 const ANSWERED: &str = "answered";
 
+/// Returns the path of a device's folder. Drivers before 470 name a MIG device `MIG-GPU-.../1/0`.
+pub fn folder_path(mps_dir: &Path, uuid: &str) -> PathBuf {
+    mps_dir.join(uuid.replace('/', "_"))
+}
+
 /// Folder of one device. Containers that hold the device see only `pipe` and `shm` of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceFolder {
@@ -22,11 +27,13 @@ impl DeviceFolder {
     /// uses the path.
     pub fn of(mps_dir: &Path, uuid: &str) -> Option<Self> {
         let (kind, rest) = uuid.split_once('-')?;
-        let known = ["GPU", "MIG"].contains(&kind) && !rest.is_empty() && uuid.len() <= MAX_UUID;
-        let plain = rest.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
+        let parts: Vec<&str> = rest.split('/').collect();
+        let known = matches!((kind, parts.len()), ("GPU" | "MIG", 1) | ("MIG", 3)) && uuid.len() <= MAX_UUID;
+        let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
+        let plain = parts.iter().all(|part| !part.is_empty() && part.bytes().all(is_plain));
         (known && plain).then(|| Self {
             uuid: uuid.to_owned(),
-            path: mps_dir.join(uuid),
+            path: folder_path(mps_dir, uuid),
         })
     }
 
@@ -38,7 +45,8 @@ impl DeviceFolder {
         };
         let mut folders = Vec::new();
         for entry in entries {
-            folders.extend(entry?.file_name().to_str().and_then(|name| Self::of(mps_dir, name)));
+            let uuid = entry?.file_name().to_str().map(|name| name.replace('_', "/"));
+            folders.extend(uuid.and_then(|uuid| Self::of(mps_dir, &uuid)));
         }
         Ok(folders)
     }
@@ -115,7 +123,10 @@ mod tests {
             "GPU-../..",
             "GPU-a/b",
             "../GPU-1",
-            "MIG-GPU-1/1/0",
+            "MIG-GPU-1/1",
+            "MIG-GPU-1/1/",
+            "MIG-GPU-1/../0",
+            "GPU-1_1",
             "gpu-1",
             "GPU-a b",
             "GPU-\0",
@@ -135,5 +146,14 @@ mod tests {
             DeviceFolder::all(root.path()).unwrap(),
             [DeviceFolder::of(root.path(), "GPU-1").unwrap()]
         );
+    }
+
+    #[test]
+    fn a_mig_device_named_by_its_place_has_one_folder() {
+        let root = tempfile::tempdir().unwrap();
+        let folder = DeviceFolder::of(root.path(), "MIG-GPU-8dcd427e/1/0").unwrap();
+        assert_eq!(folder.path(), root.path().join("MIG-GPU-8dcd427e_1_0"));
+        fs::create_dir(folder.path()).unwrap();
+        assert_eq!(DeviceFolder::all(root.path()).unwrap(), [folder]);
     }
 }
