@@ -7,7 +7,7 @@ use super::{
     devices::KnownDevices,
     node_health::NodeHealth,
     probe_loop::{ProbeEvent, ProbeLoop},
-    probe_results::{compare_links, count_pods, target},
+    probe_results::{compare_links, count_pods, save_link_ends, target},
     recent_xids::{RecentXids, UNSETTLED},
     store::{self, SavedHealth},
 };
@@ -426,6 +426,7 @@ impl HealthMonitor {
             mut probe,
             links,
             fabric,
+            link_ends,
             failed,
         } = report;
         let gpu = probe.gpu.clone();
@@ -441,6 +442,7 @@ impl HealthMonitor {
         }
         if probe.result == ProbeResult::Responds {
             self.compare_fabric(&gpu, fabric.as_ref());
+            save_link_ends(&gpu, link_ends, &mut self.saved);
             compare_links(&mut probe, links, &mut self.saved, &mut self.links_read);
             if let Some(errors) = probe.uncorrected_ecc
                 && self

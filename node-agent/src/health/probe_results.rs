@@ -1,7 +1,7 @@
 //! Fills in what a probe cannot know by itself: links that went down, and processes of pods. Pure.
 
 use super::{devices::KnownDevices, store::SavedHealth};
-use crate::driver::nvml::probe::ProbeTarget;
+use crate::driver::nvml::probe::{LinkEnds, ProbeTarget};
 use gpunode_gpu::{DeviceHolder, FaultReason, Gpu, GpuProbe};
 use std::collections::BTreeSet;
 
@@ -25,6 +25,7 @@ pub fn target(gpu: &Gpu, ticket: u64, saved: &SavedHealth, links_read: &BTreeSet
         ticket,
         instances,
         links,
+        link_ends: saved.link_ends.get(&gpu.uuid).cloned().unwrap_or_default(),
         processes,
     }
 }
@@ -49,6 +50,17 @@ pub fn compare_links(
         before.sort_unstable();
         before.dedup();
     }
+}
+
+/// Saves the other ends of NVLinks; a link that was not read keeps its own.
+pub fn save_link_ends(gpu: &str, ends: LinkEnds, saved: &mut SavedHealth) {
+    if ends.is_empty() {
+        return;
+    }
+    let known = saved.link_ends.entry(gpu.to_owned()).or_default();
+    known.retain(|(link, _)| ends.iter().all(|(read, _)| read != link));
+    known.extend(ends);
+    known.sort_unstable();
 }
 
 /// Adds the pods that hold a GPU to its processes: the driver may hide processes of containers, so a GPU that a pod holds

@@ -1,6 +1,6 @@
 //! Faults on disk: a restart of the agent is no evidence of recovery.
 
-use crate::store::atomic_file;
+use crate::{driver::nvml::probe::LinkEnds, store::atomic_file};
 use gpunode_gpu::{DeviceFaults, LastXids};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -37,6 +37,9 @@ pub struct SavedHealth {
     /// NVLinks that were up, by UUID of the GPU.
     #[serde(default)]
     pub links: BTreeMap<String, Vec<u32>>,
+    /// GPUs at the other ends of NVLinks, by UUID of the GPU.
+    #[serde(default)]
+    pub link_ends: BTreeMap<String, LinkEnds>,
     /// Last time of recovery in the GpuNode.
     #[serde(default)]
     pub recovered: Option<Timestamp>,

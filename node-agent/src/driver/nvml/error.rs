@@ -106,3 +106,8 @@ pub struct Unanswered {
     pub gpu: u32,
     pub source: NvmlError,
 }
+
+/// Returns true if the driver is older than the call.
+pub fn is_missing(error: &NvmlError) -> bool {
+    matches!(error, NvmlError::FunctionNotFound | NvmlError::FailedToLoadSymbol(_))
+}

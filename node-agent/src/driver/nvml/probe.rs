@@ -1,9 +1,9 @@
 //! Probes GPUs for faults.
 
 use super::{
-    error::{DriverError, FailedCall, failed_in},
+    error::{DriverError, FailedCall, failed_in, is_missing},
     lookup::{GpuAddress, find_gpu, find_mig_device},
-    raw,
+    raw::{self, RemoteDevice},
     session::open,
 };
 use gpunode_gpu::{FabricRegistration, GpuProbe, MigProbe, ProbeResult};
@@ -27,6 +27,9 @@ use std::{ops::ControlFlow, path::Path};
 /// Maximum number of NVLinks of a GPU (`NVML_NVLINK_MAX_LINKS` of NVML 13).
 const MAX_NVLINKS: u32 = 36;
 
+/// NVLinks that lead to another GPU: number, and PCI bus id of that GPU.
+pub type LinkEnds = Vec<(u32, String)>;
+
 /// GPU to probe.
 #[derive(Clone, Debug, Default)]
 pub struct ProbeTarget {
@@ -40,6 +43,8 @@ pub struct ProbeTarget {
     pub instances: Vec<(u32, String)>,
     /// The NVLinks that were up; none to probe all.
     pub links: Option<Vec<u32>>,
+    /// Ends of its NVLinks, as far as they are known.
+    pub link_ends: LinkEnds,
     /// True when the processes on the GPU are counted.
     pub processes: bool,
 }
@@ -49,11 +54,13 @@ pub struct ProbeTarget {
 pub struct ProbeReport {
     /// The result.
     pub probe: GpuProbe,
-    /// The probed NVLinks that are up; none when MIG is on, which takes those of an A100 down, and before the GPU has joined
-    /// its fabric.
+    /// The probed NVLinks that are up, or down because MIG is on at their other end; none when MIG is on here, and before the
+    /// GPU has joined its fabric.
     pub links: Option<Vec<u32>>,
     /// Registration of the GPU in its NVLink fabric.
     pub fabric: Option<FabricRegistration>,
+    /// Ends of the links that are up, when all were probed.
+    pub link_ends: LinkEnds,
     /// The calls that failed, each with the UUID of the GPU or MIG device.
     pub failed: Vec<(String, FailedCall)>,
 }
@@ -72,6 +79,7 @@ pub fn probe(
             probe: unanswered(target),
             links: None,
             fabric: None,
+            link_ends: LinkEnds::new(),
             failed: Vec::new(),
         };
         if let Err((call, error)) = fill_report(&nvml, target, &mut report) {
@@ -112,7 +120,7 @@ fn fill_report(nvml: &Nvml, target: &ProbeTarget, report: &mut ProbeReport) -> R
         pci_bus_id: target.pci_bus_id.clone(),
     };
     let device = find_gpu(nvml, &address)?;
-    if_supported(device.memory_info()).map_err(failed_in("nvmlDeviceGetMemoryInfo_v2"))?;
+    if_supported(raw::total_memory(&device)).map_err(failed_in("nvmlDeviceGetMemoryInfo_v2"))?;
     fields(&device, &mut report.probe).map_err(failed_in("nvmlDeviceGetFieldValues"))?;
     report.probe.uncorrected_ecc =
         if_supported(device.total_ecc_errors(MemoryError::Uncorrected, EccCounter::Volatile))
@@ -123,8 +131,11 @@ fn fill_report(nvml: &Nvml, target: &ProbeTarget, report: &mut ProbeReport) -> R
     if mig.is_some_and(|mode| mode.current == NVML_DEVICE_MIG_ENABLE) {
         report.probe.link_down = Some(false);
     } else if has_joined {
-        let up = links(&device, target.links.as_deref()).map_err(failed_in("nvmlDeviceGetNvLinkState"))?;
+        let up = links(&device, target).map_err(failed_in("nvmlDeviceGetNvLinkState"))?;
         report.probe.link_down = target.links.as_ref().map(|before| before.len() > up.len());
+        if target.links.is_none() {
+            report.link_ends = up.iter().filter_map(|link| link_end(&device, *link)).collect();
+        }
         report.links = Some(up);
     }
     if target.processes {
@@ -147,7 +158,7 @@ fn fill_report(nvml: &Nvml, target: &ProbeTarget, report: &mut ProbeReport) -> R
 /// Probes a MIG device of a GPU and counts its processes if `count` is set.
 fn probe_instance(gpu: &Device<'_>, index: u32, uuid: &str, count: bool) -> Result<Option<usize>, FailedCall> {
     let device = find_mig_device(gpu, index, uuid)?;
-    if_supported(device.memory_info()).map_err(failed_in("nvmlDeviceGetMemoryInfo_v2"))?;
+    if_supported(raw::total_memory(&device)).map_err(failed_in("nvmlDeviceGetMemoryInfo_v2"))?;
     Ok(count.then(|| processes(&device)).flatten())
 }
 
@@ -192,13 +203,16 @@ fn number(value: &SampleValue) -> Option<u64> {
     }
 }
 
-/// Returns those of the NVLinks `of`, or of all, that are up.
-fn links(device: &Device<'_>, of: Option<&[u32]>) -> Result<Vec<u32>, NvmlError> {
+/// Returns those of the target's NVLinks, or of all, that are up or have a reason to be down: MIG takes the links of a GPU
+/// down, which is no fault of the GPU at their other end.
+fn links(device: &Device<'_>, target: &ProbeTarget) -> Result<Vec<u32>, NvmlError> {
+    let of = target.links.as_deref();
     let all: Vec<u32> = (0..MAX_NVLINKS).collect();
     let mut up = Vec::new();
     for link in of.unwrap_or(&all) {
         match device.link_wrapper_for(*link).is_active() {
             Ok(true) => up.push(*link),
+            Ok(false) if ends_at_mig(device.nvml(), target, *link) => up.push(*link),
             Ok(false) => {}
             // The numbers of a board's NVLinks may have gaps.
             Err(error) if matches!(error, NvmlError::InvalidArg) || is_unsupported(&error) => {}
@@ -208,12 +222,42 @@ fn links(device: &Device<'_>, of: Option<&[u32]>) -> Result<Vec<u32>, NvmlError>
     Ok(up)
 }
 
-/// Returns the number of processes on a device, if the driver reports it.
+/// Returns true if the GPU at the other end of a link has MIG on.
+fn ends_at_mig(nvml: &Nvml, target: &ProbeTarget, link: u32) -> bool {
+    let mut ends = target.link_ends.iter().filter(|(number, _)| *number == link);
+    ends.any(|(_, bus_id)| {
+        let mode = nvml
+            .device_by_pci_bus_id(bus_id.as_str())
+            .and_then(|peer| peer.mig_mode());
+        mode.is_ok_and(|mode| mode.current == NVML_DEVICE_MIG_ENABLE)
+    })
+}
+
+/// Returns number and other end of a link, unless it leads to a switch.
+fn link_end(device: &Device<'_>, link: u32) -> Option<(u32, String)> {
+    if raw::remote_device_type(device, link) == Some(RemoteDevice::Switch) {
+        return None;
+    }
+    let remote = device.link_wrapper_for(link).remote_pci_info().ok()?;
+    Some((link, remote.bus_id))
+}
+
+/// Returns the number of processes on a device, if the driver reports it. Drivers before 510 have the second version of the
+/// calls. A board without graphics has no graphics processes.
 fn processes(device: &Device<'_>) -> Option<usize> {
-    Some(
-        device.running_compute_processes_count().ok()? as usize
-            + device.running_graphics_processes_count().ok()? as usize,
-    )
+    let compute = match device.running_compute_processes_count() {
+        Err(error) if is_missing(&error) => device.running_compute_processes_count_v2(),
+        count => count,
+    };
+    let graphics = match device.running_graphics_processes_count() {
+        Err(error) if is_missing(&error) => device.running_graphics_processes_count_v2(),
+        count => count,
+    };
+    let graphics = match graphics {
+        Err(NvmlError::NotSupported) => 0,
+        count => count.ok()?,
+    };
+    Some(compute.ok()? as usize + graphics as usize)
 }
 
 /// Returns none when the GPU or the driver does not support the query, or denies it here.

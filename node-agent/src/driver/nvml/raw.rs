@@ -2,6 +2,7 @@
 
 #![allow(unsafe_code, reason = "NVML is a C library")]
 
+use super::error::is_missing;
 use gpunode_gpu::{Fabric, FabricRegistration};
 use nvml_wrapper::{
     Device, EventSet,
@@ -12,7 +13,8 @@ use nvml_wrapper_sys::bindings::{
     nvmlEventData_t, nvmlGpuFabricInfo_t, nvmlGpuInstanceInfo_t, nvmlGpuInstancePlacement_t,
     nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_GPU as GPU,
     nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_SWITCH as SWITCH,
-    nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_UNKNOWN as UNKNOWN, nvmlReturn_enum_NVML_SUCCESS as SUCCESS,
+    nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_UNKNOWN as UNKNOWN, nvmlMemory_t,
+    nvmlReturn_enum_NVML_SUCCESS as SUCCESS,
 };
 
 /// Type of the remote end of an NVLink.
@@ -69,6 +71,26 @@ pub fn fabric(device: &Device<'_>) -> Option<FabricRegistration> {
         clique_id: info.cliqueId.into(),
     });
     Some(FabricRegistration { is_complete, place })
+}
+
+/// Returns the total memory of a GPU or MIG device in bytes.
+///
+/// Drivers before 510 lack the second version of the call, and nvml-wrapper 0.13 makes no other.
+pub fn total_memory(device: &Device<'_>) -> Result<u64, NvmlError> {
+    match device.memory_info() {
+        Err(error) if is_missing(&error) => {}
+        answer => return answer.map(|memory| memory.total),
+    }
+    let call = *nvml_sym(device.nvml().lib().nvmlDeviceGetMemoryInfo.as_ref())?;
+    let mut memory = nvmlMemory_t {
+        total: 0,
+        free: 0,
+        used: 0,
+    };
+    // SAFETY: the symbol is there; the handle belongs to this session, which `device` borrows; NVML writes one structure
+    // to `memory`, which outlives the call.
+    nvml_try(unsafe { call(device.handle(), &raw mut memory) })?;
+    Ok(memory.total)
 }
 
 /// Returns the id of the GPU instance of a MIG device.

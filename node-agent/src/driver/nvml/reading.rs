@@ -14,6 +14,10 @@ use nvml_wrapper::{Device, Nvml, error::NvmlError};
 use nvml_wrapper_sys::bindings::NVML_DEVICE_MIG_ENABLE;
 use std::{collections::BTreeMap, fmt, path::Path};
 
+/// Names of boards that draw on the monitor of a DGX Station and compute nothing. NVIDIA's device plugin leaves the same
+/// out (`WithSkippedDevices` in go-nvlib's `pkg/nvlib/device/api.go`).
+const DISPLAYS: [&str; 2] = ["DGX Display", "NVIDIA DGX Display"];
+
 /// Result of reading the GPUs in one session.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DriverReading {
@@ -44,6 +48,7 @@ pub fn read(
     for index in 0..count {
         begin(known_at(before, index, count));
         match identify(&nvml, index) {
+            Ok((_, gpu)) if DISPLAYS.contains(&gpu.name.as_str()) => {}
             Ok((device, gpu)) => identified.push((device, gpu)),
             Err(error) => reading.unreadable.push(format!("read GPU {index}: {error}")),
         }
@@ -203,9 +208,7 @@ fn describe(
             source,
         }
     };
-    let memory = if_supported(device.memory_info())
-        .map_err(unanswered("read the memory"))?
-        .map(|memory| memory.total);
+    let memory = if_supported(raw::total_memory(device)).map_err(unanswered("read the memory"))?;
     let capability =
         if_supported(device.cuda_compute_capability()).map_err(unanswered("read the CUDA compute capability"))?;
     let mig_mode = if_supported(device.mig_mode()).map_err(unanswered("read the MIG mode"))?;

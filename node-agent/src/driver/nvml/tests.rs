@@ -1,6 +1,9 @@
 //! Tests that read through the simulated library.
 
-use super::*;
+use super::{
+    probe::{ProbeReport, ProbeTarget, probe},
+    *,
+};
 use crate::driver::pci::PciFunction;
 use gpunode_gpu::{Gpu, MigMode, ProbeResult};
 use nvml_wrapper::error::NvmlError;
@@ -590,4 +593,113 @@ fn errors_name_the_gpu_and_what_was_tried() {
         utilisation(Path::new("/nowhere/libnvidia-ml.so.1")),
         Err(DriverError::Open { .. })
     ));
+}
+
+/// Probes one GPU.
+fn probed(driver: &FakeDriver, target: ProbeTarget) -> ProbeReport {
+    let mut reports = Vec::new();
+    let on_report = |report| {
+        reports.push(report);
+        ControlFlow::Continue(())
+    };
+    probe(&driver.library(), &[target], |_| {}, on_report).unwrap();
+    reports.pop().unwrap()
+}
+
+#[test]
+fn a_driver_before_510_tells_memory_and_processes() {
+    let driver = FakeDriver::new("{board: Tesla T4, count: 1, topology: Pcie, driverVersion: 470.256.02}");
+    driver.state("gpus: {0: {processes: [{pid: 7, memoryMib: 100}, {pid: 8, memoryMib: 1, kind: Graphics}]}}");
+    let reading = driver.read(Path::new("/nowhere"));
+    assert_eq!(reading.unreadable, Vec::<String>::new());
+    assert_eq!(reading.inventory.gpus[0].memory_mib, 15_360);
+    let target = ProbeTarget {
+        gpu: reading.inventory.gpus[0].uuid.clone(),
+        processes: true,
+        ..ProbeTarget::default()
+    };
+    let report = probed(&driver, target);
+    assert!(report.failed.is_empty(), "{:?}", report.failed);
+    assert_eq!(report.probe.processes, Some(2));
+}
+
+#[test]
+fn a_board_without_graphics_has_no_graphics_processes() {
+    let driver = FakeDriver::new("{board: NVIDIA H200, count: 1, topology: NVSwitch}");
+    driver.state("gpus: {0: {processes: [{pid: 7, memoryMib: 100}]}}");
+    let target = ProbeTarget {
+        gpu: driver.read(Path::new("/nowhere")).inventory.gpus[0].uuid.clone(),
+        processes: true,
+        ..ProbeTarget::default()
+    };
+    assert_eq!(probed(&driver, target.clone()).probe.processes, Some(1));
+    // Any other failure tells nothing.
+    driver.state("gpus: {0: {failing: {nvmlDeviceGetGraphicsRunningProcesses: UNKNOWN}}}");
+    assert_eq!(probed(&driver, target).probe.processes, None);
+}
+
+#[test]
+fn the_board_that_draws_on_a_monitor_is_no_gpu() {
+    let driver = FakeDriver::new(
+        "{board: NVIDIA DGX Display, count: 1, topology: Pcie, \
+         additional: [{board: NVIDIA A100-SXM4-80GB, count: 4, topology: Pcie}]}",
+    );
+    let reading = driver.read(Path::new("/nowhere"));
+    let indices: Vec<u32> = reading.inventory.gpus.iter().map(|gpu| gpu.index).collect();
+    assert_eq!((indices, reading.unreadable), (vec![1, 2, 3, 4], Vec::new()));
+    assert!(
+        reading
+            .inventory
+            .gpus
+            .iter()
+            .all(|gpu| gpu.links.iter().all(|link| link.peer > 0))
+    );
+}
+
+#[test]
+fn mig_devices_are_named_by_their_place_before_driver_470() {
+    let driver = FakeDriver::new(
+        "{board: NVIDIA A30, count: 1, topology: Pcie, driverVersion: 460.106.00, \
+         mig: [{gpus: [0], instances: [1g.6gb, 1g.6gb]}]}",
+    );
+    let reading = driver.read(Path::new("/nowhere"));
+    assert_eq!(reading.unreadable, Vec::<String>::new());
+    let gpu = &reading.inventory.gpus[0];
+    let uuids: Vec<&str> = gpu.mig_devices.iter().map(|mig| mig.facts.uuid.as_str()).collect();
+    assert_eq!(uuids, [3, 4].map(|instance| format!("MIG-{}/{instance}/0", gpu.uuid)));
+}
+
+#[test]
+fn a_link_to_a_gpu_with_mig_on_is_not_down() {
+    let bridged = "board: NVIDIA A30, count: 2, topology: Bridge";
+    let driver = FakeDriver::new(&format!("{{{bridged}}}"));
+    let gpu = driver.read(Path::new("/nowhere")).inventory.gpus[0].uuid.clone();
+    let first = probed(
+        &driver,
+        ProbeTarget {
+            gpu: gpu.clone(),
+            ..ProbeTarget::default()
+        },
+    );
+    assert_eq!(
+        (first.probe.link_down, first.links.as_deref()),
+        (None, Some(&[0, 1, 2, 3][..]))
+    );
+    let target = ProbeTarget {
+        gpu,
+        links: first.links,
+        link_ends: first.link_ends,
+        ..ProbeTarget::default()
+    };
+    driver.state("gpus: {0: {linksDown: [2]}}");
+    assert_eq!(probed(&driver, target.clone()).probe.link_down, Some(true));
+    driver.state("{}");
+    driver.scenario(&format!("{{{bridged}, mig: [{{gpus: [1]}}]}}"));
+    assert_eq!(probed(&driver, target.clone()).probe.link_down, Some(false));
+    // The ends are what tells it.
+    let link_ends = Vec::new();
+    assert_eq!(
+        probed(&driver, ProbeTarget { link_ends, ..target }).probe.link_down,
+        Some(true)
+    );
 }
