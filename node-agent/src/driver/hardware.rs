@@ -28,7 +28,7 @@ pub enum DriverState {
     Released,
     /// The node has no GPU that needs a driver.
     NotNeeded,
-    /// The node has a GPU but no driver library.
+    /// The node has a GPU but no driver library that gpunode can use.
     Missing(String),
     /// The driver library reports an error.
     Failed(String),
@@ -65,7 +65,8 @@ impl Hardware {
     /// True when the node has a GPU, with or without a driver.
     pub fn has_gpus(&self) -> bool {
         let listed = |reading: &DriverReading| !reading.inventory.gpus.is_empty() || !reading.unreadable.is_empty();
-        self.functions > 0 || self.reading.as_ref().is_some_and(listed)
+        let is_missing = matches!(self.driver, DriverState::Missing(_));
+        self.functions > 0 || is_missing || self.reading.as_ref().is_some_and(listed)
     }
 
     /// True when MIG is on for a GPU, divided or not.

@@ -5,6 +5,7 @@ use crate::driver::{
     hardware::{DriverState, Hardware},
     library, machine, nvml,
     pci::{self, nvidia_functions},
+    platform,
 };
 use std::{
     collections::BTreeSet,
@@ -116,9 +117,13 @@ impl DriverRoots {
         let is_in_use = before.is_some_and(|before| before.driver == DriverState::Answers);
         let Hardware { functions, machine, .. } = self.read_sysfs();
         let (mut reading, mut failed) = (None, None);
-        let driver = match &traces.library {
-            None if functions == 0 => DriverState::NotNeeded,
-            None => {
+        let unsupported = (functions == 0)
+            .then(|| platform::unsupported(&self.host_root))
+            .flatten();
+        let driver = match (&traces.library, unsupported) {
+            (_, Some(reason)) => DriverState::Missing(reason.to_owned()),
+            (None, None) if functions == 0 => DriverState::NotNeeded,
+            (None, None) => {
                 let roots = library::roots(&self.host_root, self.driver_root.as_deref());
                 DriverState::Missing(format!(
                     "find libnvidia-ml.so.1 below {}: not found; install the NVIDIA driver on the node, or run its \
@@ -126,12 +131,12 @@ impl DriverRoots {
                     library::join_roots(&roots)
                 ))
             }
-            Some(_) if !traces.is_validated && !is_in_use => DriverState::Waiting(format!(
+            (Some(_), None) if !traces.is_validated && !is_in_use => DriverState::Waiting(format!(
                 "the driver's container is not ready: {} has neither {}",
                 self.host_root.join(VALIDATIONS).display(),
                 VALIDATED.join(" nor ")
             )),
-            Some((path, ..)) => {
+            (Some((path, ..)), None) => {
                 let gpus = before
                     .and_then(Hardware::inventory)
                     .map_or(&[][..], |before| &before.gpus);

@@ -1,6 +1,6 @@
 //! A driver that does not answer every question: no GPU is offered as something that it is not.
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use gpunode_node_tests::{Agent, FakeKubelet, Lab, Node, Stopwatch, until};
 use gpunode_scenario::{MigGroup, ReturnCode, Scenario, Topology};
 use rustix::process::Signal;
@@ -214,5 +214,21 @@ async fn an_agent_that_starts_while_the_gpus_are_released_leaves_the_driver_alon
     agent.await_ready().await?;
     assert!(!agent.has_loaded(&node.library())?);
     assert_eq!(agent.logged("hardware found"), 0);
+    Ok(())
+}
+
+#[tokio::test]
+async fn machines_that_gpunode_does_not_support_are_named() -> Result<()> {
+    for (file, name) in [
+        ("etc/nv_tegra_release", "a Tegra system"),
+        ("usr/lib/wsl/lib/libnvidia-ml.so.1", "WSL2"),
+    ] {
+        let node = Node::without_driver(Scenario::new("none", "Tesla T4", 0, Topology::Pcie))?;
+        let file = node.host_root().join(file);
+        fs::create_dir_all(file.parent().context("the folder of the file")?)?;
+        fs::write(file, "")?;
+        let lab = Lab::start(node, "")?;
+        lab.agent.logs(name).await?;
+    }
     Ok(())
 }
