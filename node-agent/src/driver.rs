@@ -10,6 +10,7 @@
 //! | `driver_events` | receives driver events on a thread |
 //! | `library` | finds the driver's library on the host |
 //! | `pci` | reads NVIDIA's PCI functions in sysfs |
+//! | `platform` | recognises WSL2 and Tegra |
 //! | `machine` | reads the machine's name and whether it is virtual |
 //! | `utilisation` | reads how busy the GPUs are |
 
@@ -22,4 +23,5 @@ pub mod library;
 pub mod machine;
 pub mod nvml;
 pub mod pci;
+mod platform;
 pub mod utilisation;

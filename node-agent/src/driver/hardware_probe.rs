@@ -60,6 +60,12 @@ pub struct HardwareTraces {
     is_validated: bool,
 }
 
+/// Returns the inode of the driver's kernel module, which changes when the module is loaded again. Blocks.
+pub fn module(host_root: &Path) -> Option<u64> {
+    let module = fs::metadata(host_root.join(MODULE)).ok()?;
+    Some(module.ino())
+}
+
 impl HardwareTraces {
     /// Returns the parts that identify a driver and its GPUs.
     pub fn driver(&self) -> DriverId {
@@ -82,9 +88,7 @@ impl DriverRoots {
         HardwareTraces {
             pci: pci::functions(&self.host_root),
             attached: pci::driver_entries(&self.host_root),
-            module: fs::metadata(self.host_root.join(MODULE))
-                .ok()
-                .map(|module| module.ino()),
+            module: module(&self.host_root),
             is_validated: library.as_ref().is_none_or(|(path, ..)| self.is_validated(path)),
             library,
             instances: nvml::instances(&self.host_root),

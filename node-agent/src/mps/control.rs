@@ -6,10 +6,10 @@ use super::{
     processes::{ChildPid, MARK},
 };
 use crate::driver::library;
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
+use rustix::fs::{MemfdFlags, Mode, OFlags, ResolveFlags, SealFlags, fcntl_add_seals, memfd_create, openat2};
 use std::{
     fs::File,
-    io::{self, Seek as _, SeekFrom, Write as _},
+    io::{self, Read as _, Seek as _, SeekFrom, Write as _},
     os::unix::fs::FileExt as _,
     path::{Path, PathBuf},
     process::{ExitStatus, Stdio},
@@ -19,14 +19,20 @@ use std::{
 use tokio::{
     process::{Child, Command},
     sync::Mutex,
+    task::spawn_blocking,
     time::timeout,
 };
 use tracing::warn;
 
 /// Paths of the program in a driver root.
 const PROGRAMS: [&str; 2] = ["usr/bin/nvidia-cuda-mps-control", "bin/nvidia-cuda-mps-control"];
+/// Option of a daemon whose one server takes the clients of all users. Without it a client of another user waits until the
+/// clients before it have ended (NVIDIA's MPS manual, "On Multi-user Systems"). Older daemons do not know it.
+const MULTIUSER: &str = "-multiuser-server";
 /// Most bytes of output; the program cannot write more.
 const MAX_OUTPUT: u16 = 4096;
+/// Most bytes of the program's file that are read; it has some hundred KiB.
+const MAX_PROGRAM: u64 = 64 * 1024 * 1024;
 /// Timeout of a probe: the daemon answers at once or not at all. Shorter than the life of a fresh answer.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Timeout of a start: the daemon loads the driver before it goes into the background.
@@ -112,14 +118,25 @@ impl MpsControl {
         }
     }
 
+    /// Returns the root of the host.
+    pub fn host_root(&self) -> &Path {
+        &self.host_root
+    }
+
     /// Returns the folders that may be the driver's root.
     pub fn roots(&self) -> Vec<PathBuf> {
         library::roots(&self.host_root, self.driver_root.as_deref())
     }
 
-    /// Starts the daemon of a device; returns once it runs in the background.
+    /// Starts the daemon of a device, for the clients of all users if it can; returns once it runs in the background.
     pub async fn start(&self, folder: &DeviceFolder) -> Result<(), MpsControlError> {
-        let mut command = self.command(folder, &["-d"])?;
+        let (root, program) = self.find_program()?;
+        let multiuser = spawn_blocking(move || names_multiuser(&root, program).unwrap_or_default());
+        let arguments: &[&str] = match multiuser.await {
+            Ok(true) => &["-d", MULTIUSER],
+            Ok(false) | Err(_) => &["-d"],
+        };
+        let mut command = self.command(folder, arguments)?;
         command.env(MARK, folder.path());
         run(&self.hung, command, "start", folder, "", START_TIMEOUT)
             .await
@@ -199,6 +216,20 @@ impl MpsControl {
             roots: library::join_roots(&roots),
         })
     }
+}
+
+/// Returns true if the program's file has the name of the option; blocks. A daemon that does not know an option may take it for
+/// anything, so it is not tried out.
+fn names_multiuser(root: &Path, program: &str) -> io::Result<bool> {
+    let root = File::open(root)?;
+    let (flags, mode) = (OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
+    let mut content = Vec::new();
+    // A symbolic link resolves inside the root.
+    File::from(openat2(&root, program, flags, mode, ResolveFlags::IN_ROOT)?)
+        .take(MAX_PROGRAM)
+        .read_to_end(&mut content)?;
+    let name = MULTIUSER.trim_start_matches('-').as_bytes();
+    Ok(content.windows(name.len()).any(|bytes| bytes == name))
 }
 
 /// Runs a command to its end, and returns its output.
@@ -355,6 +386,21 @@ mod tests {
         hung.lock().await.as_mut().unwrap().0.kill().await.unwrap();
         probe().await.unwrap();
         assert!(hung.lock().await.is_none());
+    }
+
+    #[test]
+    fn only_a_program_that_names_the_option_gets_it() {
+        let root = tempfile::tempdir().unwrap();
+        let folder = root.path().join("usr/bin");
+        std::fs::create_dir_all(&folder).unwrap();
+        // Absolute links count from the driver's root.
+        std::os::unix::fs::symlink("/usr/bin/of-the-driver", folder.join("nvidia-cuda-mps-control")).unwrap();
+        let names = || names_multiuser(root.path(), PROGRAMS[0]);
+        assert!(names().is_err());
+        for (content, expected) in [("\0-d\0-f\0", false), ("\0-d\0-multiuser-server\0", true)] {
+            std::fs::write(folder.join("of-the-driver"), content).unwrap();
+            assert_eq!(names().unwrap(), expected);
+        }
     }
 
     #[tokio::test]

@@ -13,6 +13,9 @@ const HUNG: Duration = Duration::from_mins(1);
 /// Pause between two requests to quit.
 const QUIT_INTERVAL: Duration = Duration::from_secs(10);
 
+/// Load of the driver: the inode of its kernel module; none without one.
+pub type DriverLoad = Option<u64>;
+
 /// Desired state of a device's daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DesiredDaemon {
@@ -58,7 +61,8 @@ pub enum DaemonAction {
 /// State of the decisions between two probes.
 #[derive(Clone, Debug)]
 pub struct DaemonState {
-    prepared: bool,
+    /// Load of the driver for which the device is prepared: a driver that is loaded again has forgotten the compute mode.
+    prepared: Option<DriverLoad>,
     pause: Duration,
     not_before: Option<Instant>,
     answering_since: Option<Instant>,
@@ -71,7 +75,7 @@ pub struct DaemonState {
 impl Default for DaemonState {
     fn default() -> Self {
         Self {
-            prepared: false,
+            prepared: None,
             pause: MIN_PAUSE,
             not_before: None,
             answering_since: None,
@@ -84,8 +88,14 @@ impl Default for DaemonState {
 
 impl DaemonState {
     /// Returns the next action; `None` if the daemon needs none now.
-    pub fn next_action(&mut self, desired: DesiredDaemon, probe: DaemonProbe, now: Instant) -> Option<DaemonAction> {
+    pub fn next_action(
+        &mut self,
+        desired: DesiredDaemon,
+        (probe, load): (DaemonProbe, DriverLoad),
+        now: Instant,
+    ) -> Option<DaemonAction> {
         self.record(probe, now);
+        let prepared = self.prepared == Some(load);
         // A daemon with a request to quit accepts no new client: it ends first.
         let desired = match desired {
             DesiredDaemon::Run | DesiredDaemon::Rest if self.quit_since.is_some() => DesiredDaemon::Gone,
@@ -93,9 +103,9 @@ impl DaemonState {
         };
         match (desired, probe) {
             (DesiredDaemon::Rest, _) => None,
-            (DesiredDaemon::Run, DaemonProbe::Answers) if self.prepared => None,
-            (DesiredDaemon::Run, DaemonProbe::Gone) if self.prepared => self.attempt(DaemonAction::Start, now),
-            // A daemon that answers already comes from an earlier supervisor.
+            (DesiredDaemon::Run, DaemonProbe::Answers) if prepared => None,
+            (DesiredDaemon::Run, DaemonProbe::Gone) if prepared => self.attempt(DaemonAction::Start, now),
+            // A daemon that answers already comes from an earlier supervisor, or the driver was loaded again.
             (DesiredDaemon::Run, DaemonProbe::Gone | DaemonProbe::Answers) => self.attempt(DaemonAction::Prepare, now),
             (DesiredDaemon::Run, DaemonProbe::Silent { answered }) => {
                 let hung = self.silent_since.is_some_and(|since| now.duration_since(since) >= HUNG);
@@ -107,14 +117,14 @@ impl DaemonState {
             }
             (DesiredDaemon::Gone, DaemonProbe::Gone) => self
                 .attempt(DaemonAction::CleanUnlessHeld, now)
-                .inspect(|_| self.prepared = false),
+                .inspect(|_| self.prepared = None),
             (DesiredDaemon::Gone, DaemonProbe::Answers | DaemonProbe::Silent { .. }) => self.quit(now),
         }
     }
 
     /// Notes the success of [`DaemonAction::Prepare`]: the next action needs no pause.
-    pub fn prepared(&mut self) {
-        self.prepared = true;
+    pub fn prepared(&mut self, load: DriverLoad) {
+        self.prepared = Some(load);
         self.not_before = None;
         self.pause = self.pause.div_f32(2.0).max(MIN_PAUSE);
     }
@@ -138,6 +148,10 @@ impl DaemonState {
                 self.silent_since.get_or_insert(now);
             }
             DaemonProbe::Gone => {
+                // Whatever ended it, such as a reset of the GPU, may have changed the compute mode.
+                if self.answering_since.is_some() || self.silent_since.is_some() {
+                    self.prepared = None;
+                }
                 (self.answering_since, self.silent_since) = (None, None);
                 (self.quit_since, self.next_quit) = (None, None);
             }

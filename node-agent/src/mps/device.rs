@@ -3,14 +3,15 @@
 use super::{
     compute_mode,
     control::MpsControl,
-    daemon::{DaemonAction, DaemonProbe, DaemonState, DesiredDaemon},
+    daemon::{DaemonAction, DaemonProbe, DaemonState, DesiredDaemon, DriverLoad},
     device_folder::DeviceFolder,
     folders,
     holders::HolderQuery,
     processes,
 };
-use crate::{runtime::clock::since_boot, store::atomic_file};
+use crate::{driver::hardware_probe::module, runtime::clock::since_boot, store::atomic_file};
 use anyhow::{Context as _, Result, bail};
+use rustix::process::Pid;
 use std::{fs, io, time::Duration};
 use tokio::{
     sync::watch,
@@ -19,6 +20,9 @@ use tokio::{
 };
 use tracing::{info, warn};
 
+/// Interval between questions to a daemon that answers and whose processes run. Each question runs NVIDIA's program in a mount
+/// namespace of its own, so a daemon that hangs is noticed within this time, and one that died within [`INTERVAL`].
+const ASK_INTERVAL: Duration = Duration::from_mins(1);
 /// Interval between probes.
 const INTERVAL: Duration = Duration::from_secs(1);
 /// Interval between probes of a daemon that starts or quits.
@@ -44,10 +48,11 @@ impl DaemonRunner {
     pub async fn run(self, mut desired: watch::Receiver<DesiredDaemon>) {
         let mut daemon = DaemonState::default();
         let mut logged = LoggedState::default();
+        let mut last_answer = None;
         let mut short_until = Instant::now();
         loop {
             let target = *desired.borrow_and_update();
-            let probe = self.probe(target, &mut logged).await;
+            let probe = self.probe(target, &mut last_answer, &mut logged).await;
             let mut next = probe.map(|probe| (probe, daemon.next_action(target, probe, std::time::Instant::now())));
             // A start follows its preparation at once.
             while let Ok((probe, Some(action))) = next {
@@ -55,7 +60,7 @@ impl DaemonRunner {
                 logged.problem(&self.folder, result.as_ref().err().map(|error| format!("{error:#}")));
                 match (action, result) {
                     (DaemonAction::CleanUnlessHeld, Ok(())) if *desired.borrow() != DesiredDaemon::Run => return,
-                    (DaemonAction::Prepare, Ok(())) => daemon.prepared(),
+                    (DaemonAction::Prepare, Ok(())) => daemon.prepared(probe.1),
                     (_, Ok(())) => short_until = Instant::now() + SETTLES_WITHIN,
                     (_, Err(_)) => {}
                 }
@@ -78,40 +83,80 @@ impl DaemonRunner {
         }
     }
 
-    async fn probe(&self, desired: DesiredDaemon, logged: &mut LoggedState) -> Result<DaemonProbe> {
+    /// Probes the daemon, and reads the load of the driver.
+    async fn probe(
+        &self,
+        desired: DesiredDaemon,
+        last_answer: &mut Option<DaemonAnswer>,
+        logged: &mut LoggedState,
+    ) -> Result<(DaemonProbe, DriverLoad)> {
+        let before = last_answer.take().filter(|_| desired == DesiredDaemon::Run);
+        let known = before.as_ref().map(|answer| answer.processes.clone());
+        let (running, load) = self.look(known.unwrap_or_default()).await?;
         if desired == DesiredDaemon::Run {
-            match self.control.probe(&self.folder).await {
-                Ok(()) => {
-                    self.record_answer().await?;
+            let is_fresh = |answer: &DaemonAnswer| answer.at.elapsed() < ASK_INTERVAL && !running.is_empty();
+            let fresh = before.filter(|answer| answer.processes == running && is_fresh(answer));
+            let answer = match fresh {
+                Some(answer) => Ok((answer, false)),
+                None => self.control.probe(&self.folder).await.map(|()| {
+                    let (at, processes) = (Instant::now(), running.clone());
+                    (DaemonAnswer { at, processes }, true)
+                }),
+            };
+            match answer {
+                Ok((answer, was_asked)) => {
+                    self.record_answer(was_asked).await?;
                     logged.answers(&self.folder);
-                    return Ok(DaemonProbe::Answers);
+                    *last_answer = Some(answer);
+                    return Ok((DaemonProbe::Answers, load));
                 }
                 Err(error) => logged.silent(&self.folder, &error.to_string()),
             }
         }
-        let folder = self.folder.clone();
-        blocking(move || {
-            let running = !processes::of_daemon(&folder)?.is_empty();
+        let (folder, is_gone) = (self.folder.clone(), running.is_empty());
+        let answered = blocking(move || {
             let answered = folder.answered().exists();
             // The answer of a daemon that is gone, or that takes no new clients, must not count as fresh.
-            if answered && (desired != DesiredDaemon::Run || !running) {
+            if answered && (desired != DesiredDaemon::Run || is_gone) {
                 fs::remove_file(folder.answered())?;
             }
-            Ok(if running {
-                DaemonProbe::Silent { answered }
+            Ok(answered)
+        })
+        .await
+        .with_context(|| format!("withdraw the answer of the daemon in {}", self.folder.path().display()))?;
+        let probe = if is_gone {
+            DaemonProbe::Gone
+        } else {
+            DaemonProbe::Silent { answered }
+        };
+        Ok((probe, load))
+    }
+
+    /// Returns the processes of the daemon and the load of the driver. As long as the `known` ones run, no other is read.
+    async fn look(&self, known: Vec<Pid>) -> Result<(Vec<Pid>, DriverLoad)> {
+        let (folder, host_root) = (self.folder.clone(), self.control.host_root().to_owned());
+        blocking(move || {
+            let running = if !known.is_empty() && processes::all_run(&known, &folder)? {
+                known
             } else {
-                DaemonProbe::Gone
-            })
+                processes::of_daemon(&folder)?
+            };
+            Ok((running, module(&host_root)))
         })
         .await
         .with_context(|| format!("find the processes of the MPS control daemon of {}", self.folder.uuid()))
     }
 
-    async fn record_answer(&self) -> Result<()> {
+    /// Records the time of the answer, for agents. Each question adds lines to the logs.
+    async fn record_answer(&self, was_asked: bool) -> Result<()> {
         let folder = self.folder.clone();
         blocking(move || {
             atomic_file::replace(&folder.answered(), since_boot().as_millis().to_string().as_bytes())?;
-            folders::truncate_logs(&folder)
+            if was_asked {
+                folders::truncate_logs(&folder)
+            } else {
+                Ok(())
+            }
         })
         .await
         .with_context(|| format!("record the answer of the daemon in {}", self.folder.path().display()))
@@ -167,8 +212,8 @@ impl DaemonRunner {
     }
 
     async fn prepare(&self) -> Result<()> {
-        let folder = self.folder.clone();
-        let folders = blocking(move || folders::create(&folder));
+        let (folder, host_root) = (self.folder.clone(), self.control.host_root().to_owned());
+        let folders = blocking(move || folders::create(&folder, &host_root));
         folders.await.with_context(|| {
             let folder = self.folder.path().display();
             format!("create the folders in {folder} and mount a tmpfs on two; does the container run privileged?")
@@ -192,6 +237,13 @@ impl DaemonRunner {
             .await
             .context("set the compute mode: NVML does not answer")???)
     }
+}
+
+/// Last answer of a daemon to a question.
+struct DaemonAnswer {
+    at: Instant,
+    /// Processes of the daemon at that time.
+    processes: Vec<Pid>,
 }
 
 /// Last logged state, so that only changes are logged.

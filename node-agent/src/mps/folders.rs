@@ -1,15 +1,15 @@
 //! Creates, empties and removes the folders of a device's daemon. A tmpfs covers those that containers see ([`memory`]).
 
 use super::{device_folder::DeviceFolder, emptying::empty, memory};
-use std::{fs, io, os::unix::fs::MetadataExt as _};
+use std::{fs, io, os::unix::fs::MetadataExt as _, path::Path};
 
 /// Most bytes of a log file: the logs are in memory, and each probe of a daemon adds lines.
 const MAX_LOG: u64 = 1024 * 1024;
 
 /// Creates missing folders; blocks. Existing ones stay, because containers mount them.
-pub fn create(folder: &DeviceFolder) -> io::Result<()> {
+pub fn create(folder: &DeviceFolder, host_root: &Path) -> io::Result<()> {
     create_missing(folder)?;
-    memory::mount_missing(folder)
+    memory::mount_missing(folder, host_root)
 }
 
 fn create_missing(folder: &DeviceFolder) -> io::Result<()> {

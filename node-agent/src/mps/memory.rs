@@ -24,20 +24,35 @@ const FLAGS: MountFlags = MountFlags::NOSUID
     .union(MountFlags::NODEV)
     .union(MountFlags::NOEXEC)
     .union(MountFlags::NOSYMFOLLOW);
+/// SELinux label of files that any container may use. Without it, a container may not open the daemon's sockets; NVIDIA's MPS
+/// daemon sets the same (`unprivilegedContainerSELinuxLabel` in k8s-device-plugin's `cmd/mps-control-daemon/mps/daemon.go`).
+const SELINUX_LABEL: &str = "system_u:object_r:container_file_t:s0";
+/// File below the host's root that exists while SELinux is on. A kernel without it refuses a mount with a label.
+const SELINUX: &str = "sys/fs/selinux/enforce";
 /// Most mounts to remove from one folder; there is one, unless another process added more.
 const MAX_LAYERS: usize = 8;
 
 /// Adds the missing mounts to existing folders; blocks. After an abort in between, the next call adds the rest.
-pub fn mount_missing(folder: &DeviceFolder) -> io::Result<()> {
+pub fn mount_missing(folder: &DeviceFolder, host_root: &Path) -> io::Result<()> {
     let memory = sysinfo();
     let shm_size = shm_size(memory.totalram.saturating_mul(memory.mem_unit.into()));
     let shm = format!("mode=1777,size={shm_size},nr_inodes={MAX_SHM_FILES}");
     for (path, data) in [(folder.pipe(), PIPE.to_owned()), (folder.shm(), shm)] {
         if !is_mounted(&path, folder)? {
-            mount("gpunode-mps", &path, "tmpfs", FLAGS, CString::new(data)?.as_c_str())?;
+            let data = CString::new(labelled(data, host_root))?;
+            mount("gpunode-mps", &path, "tmpfs", FLAGS, data.as_c_str())?;
         }
     }
     Ok(())
+}
+
+/// Adds the label of all files to the options of a mount, if the host has SELinux on.
+fn labelled(options: String, host_root: &Path) -> String {
+    if host_root.join(SELINUX).exists() {
+        format!("{options},context={SELINUX_LABEL}")
+    } else {
+        options
+    }
 }
 
 /// Returns the size of `/dev/shm` in bytes, for a node with `memory` bytes.
@@ -68,6 +83,17 @@ fn is_mounted(path: &Path, folder: &DeviceFolder) -> io::Result<bool> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn files_get_the_label_of_containers_where_selinux_is_on() {
+        let host = tempfile::tempdir().unwrap();
+        assert_eq!(labelled(PIPE.to_owned(), host.path()), PIPE);
+        let file = host.path().join(SELINUX);
+        fs::create_dir_all(file.parent().unwrap()).unwrap();
+        fs::write(file, "0").unwrap();
+        let expected = "mode=0755,size=16m,nr_inodes=512,context=system_u:object_r:container_file_t:s0";
+        assert_eq!(labelled(PIPE.to_owned(), host.path()), expected);
+    }
 
     #[test]
     fn shared_memory_is_a_part_of_the_nodes_and_no_less_than_containers_have() {

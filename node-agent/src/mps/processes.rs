@@ -37,6 +37,12 @@ pub fn of_daemon(folder: &DeviceFolder) -> std::io::Result<Vec<Pid>> {
     Ok(found)
 }
 
+/// Returns true if all these processes of a device's daemon still run; blocks. Costs little: it reads no other process.
+pub fn all_run(pids: &[Pid], folder: &DeviceFolder) -> std::io::Result<bool> {
+    let own = cgroup("self")?;
+    Ok(pids.iter().all(|pid| is_of_daemon(*pid, folder, &own)))
+}
+
 /// Returns whether a process belongs to the device's daemon. A zombie has no environment and does not count. Reads the
 /// environment of processes in this container only, because the read could hang with the memory of a foreign one.
 fn is_of_daemon(pid: Pid, folder: &DeviceFolder, own_cgroup: &str) -> bool {
@@ -142,10 +148,13 @@ mod tests {
         let (mut first, mut second) = (start(&one), start(&two));
         let pid = |child: &std::process::Child| Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap();
         assert_eq!(of_daemon(&one).unwrap(), [pid(&first)]);
+        assert!(all_run(&[pid(&first)], &one).unwrap());
+        assert!(!all_run(&[pid(&first), pid(&second)], &one).unwrap());
         kill(&one).unwrap();
         // A test beside this one may have reaped it already, as the supervisor reaps every child of its process.
         assert!(first.wait().map_or(true, |status| !status.success()));
         assert!(of_daemon(&one).unwrap().is_empty());
+        assert!(!all_run(&[pid(&first)], &one).unwrap());
         assert_eq!(of_daemon(&two).unwrap(), [pid(&second)]);
         second.kill().unwrap();
         _ = second.wait();

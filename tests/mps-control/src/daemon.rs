@@ -10,7 +10,7 @@ use std::{
     os::unix::net::{UnixListener, UnixStream},
     path::Path,
     process,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     thread,
 };
 
@@ -23,20 +23,38 @@ const SHARED_MEMORY: &str = "/dev/shm/nvidia-mps-stand-in";
 struct State {
     defaults: Limits,
     clients: usize,
+    /// The one server takes the clients of all users.
+    multiuser: bool,
+    /// User of the server.
+    user: Option<u32>,
+}
+
+impl State {
+    /// A server is of one user: with clients of its own it takes none of another.
+    fn takes(&self, user: u32) -> bool {
+        self.multiuser || self.clients == 0 || self.user == Some(user)
+    }
+}
+
+/// The state, and who waits for a change of it.
+#[derive(Debug, Default)]
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
 }
 
 /// A daemon that is ready for connections.
 #[derive(Debug)]
 pub struct Daemon {
     listener: UnixListener,
-    state: Arc<Mutex<State>>,
+    shared: Arc<Shared>,
     // The lock goes with the process.
     _lock: File,
 }
 
 impl Daemon {
     /// Takes the pipe directory over from a daemon that was killed.
-    pub fn bind(pipe_directory: &Path) -> io::Result<Self> {
+    pub fn bind(pipe_directory: &Path, multiuser: bool) -> io::Result<Self> {
         let mut lock = File::options()
             .create(true)
             .truncate(false)
@@ -57,9 +75,11 @@ impl Daemon {
             _ => {}
         }
         fs::write(SHARED_MEMORY, process::id().to_string())?;
+        let shared = Shared::default();
+        lock_state(&shared.state).multiuser = multiuser;
         Ok(Self {
             listener: UnixListener::bind(socket)?,
-            state: Arc::default(),
+            shared: Arc::new(shared),
             _lock: lock,
         })
     }
@@ -67,32 +87,36 @@ impl Daemon {
     /// Serves until `quit` ends the process.
     pub fn serve(self) -> io::Result<()> {
         for stream in self.listener.incoming() {
-            let (stream, state) = (stream?, self.state.clone());
+            let (stream, shared) = (stream?, self.shared.clone());
             // Who breaks a connection knows it.
-            thread::spawn(move || _ = serve(stream, &state));
+            thread::spawn(move || _ = serve(stream, &shared));
         }
         Ok(())
     }
 }
 
-fn serve(mut stream: UnixStream, state: &Mutex<State>) -> io::Result<()> {
+fn serve(mut stream: UnixStream, shared: &Shared) -> io::Result<()> {
+    let state = &shared.state;
     let Some(line) = read_line(&stream)? else { return Ok(()) };
     if let Some(command) = line.strip_prefix(COMMAND) {
         if command == "quit" {
             return quit(&mut stream, state);
         }
-        let answer = execute(command, &mut lock(state)).map_or_else(|error| error, |text| format!("{OK} {text}"));
+        let answer = execute(command, &mut lock_state(state)).map_or_else(|error| error, |text| format!("{OK} {text}"));
         return writeln!(stream, "{answer}");
     }
-    let Some(own) = line.strip_prefix(CLIENT).and_then(client_limits) else {
+    let Some((user, own)) = line.strip_prefix(CLIENT).and_then(client) else {
         return writeln!(stream, "cannot read the request");
     };
     let limits = {
-        let mut state = lock(state);
+        // As the real daemon does: a client of another user waits, however long it takes.
+        let waited = shared.changed.wait_while(lock_state(state), |state| !state.takes(user));
+        let mut state = waited.unwrap_or_else(PoisonError::into_inner);
         if state.clients == MAX_CLIENTS {
             return writeln!(stream, "too many clients");
         }
         state.clients += 1;
+        state.user = Some(user);
         state.defaults.smaller(&own)
     };
     let (percentage, memory) = (limits.active_thread_percentage, limits.pinned_device_memory);
@@ -102,7 +126,8 @@ fn serve(mut stream: UnixStream, state: &Mutex<State>) -> io::Result<()> {
     )
     // A client says nothing more: this returns when it has gone.
     .and_then(|()| read_line(&stream));
-    lock(state).clients -= 1;
+    lock_state(state).clients -= 1;
+    shared.changed.notify_all();
     served.map(drop)
 }
 
@@ -128,7 +153,7 @@ fn execute(command: &str, state: &mut State) -> Result<String, String> {
 
 /// The real daemon waits for its clients; who tells it to quit while there is one has made a mistake, which shows here.
 fn quit(stream: &mut UnixStream, state: &Mutex<State>) -> io::Result<()> {
-    let state = lock(state);
+    let state = lock_state(state);
     if state.clients > 0 {
         return writeln!(stream, "{} clients are connected", state.clients);
     }
@@ -138,7 +163,9 @@ fn quit(stream: &mut UnixStream, state: &Mutex<State>) -> io::Result<()> {
     process::exit(0);
 }
 
-fn client_limits(text: &str) -> Option<Limits> {
+/// User and limits of a client.
+fn client(text: &str) -> Option<(u32, Limits)> {
+    let (user, text) = text.split_once(' ')?;
     let (percentage, memory) = text.split_once(' ')?;
     let mut limits = Limits::default();
     if percentage != "-" {
@@ -147,16 +174,55 @@ fn client_limits(text: &str) -> Option<Limits> {
     if memory != "-" {
         limits.pinned_device_memory = MemoryLimits::parse(memory)?;
     }
-    Some(limits)
+    Some((user.parse().ok()?, limits))
 }
 
-fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
+fn lock_state(state: &Mutex<State>) -> MutexGuard<'_, State> {
     state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_server_takes_clients_of_one_user_at_a_time_or_of_all() {
+        let mut state = State {
+            clients: 1,
+            user: Some(0),
+            ..State::default()
+        };
+        assert!(state.takes(0) && !state.takes(1000));
+        state.multiuser = true;
+        assert!(state.takes(1000));
+        let empty = State {
+            user: Some(0),
+            ..State::default()
+        };
+        assert!(empty.takes(1000));
+    }
+
+    #[test]
+    fn a_client_of_another_user_waits_for_the_one_before_it() {
+        let shared = Arc::new(Shared::default());
+        let connect = |user: u32| {
+            let (mut client, server) = UnixStream::pair().unwrap();
+            let shared = shared.clone();
+            thread::spawn(move || _ = serve(server, &shared));
+            writeln!(client, "{CLIENT}{user} - -").unwrap();
+            client
+        };
+        let first = connect(0);
+        assert!(read_line(&first).unwrap().unwrap().starts_with(OK));
+        let second = connect(1000);
+        second
+            .set_read_timeout(Some(std::time::Duration::from_millis(100)))
+            .unwrap();
+        assert!(read_line(&second).is_err());
+        drop(first);
+        second.set_read_timeout(None).unwrap();
+        assert!(read_line(&second).unwrap().unwrap().starts_with(OK));
+    }
 
     #[test]
     fn only_the_commands_that_gpunode_may_use_are_known() {

@@ -10,7 +10,7 @@ use std::{
 
 /// Asks for a command of the control program: `command TEXT`.
 pub const COMMAND: &str = "command ";
-/// Asks to become a client: `client PERCENTAGE MEMORY`, with `-` for what the environment does not say.
+/// Asks to become a client: `client UID PERCENTAGE MEMORY`, with `-` for what the environment does not say.
 pub const CLIENT: &str = "client ";
 /// First word of an answer.
 pub const OK: &str = "ok";

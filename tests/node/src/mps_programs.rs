@@ -146,13 +146,36 @@ impl MpsNode {
         Ok(DriverState::load(&folder)?.gpu(index).compute_mode)
     }
 
+    /// Replaces the control program by one that does not know the option for clients of all users.
+    pub fn install_older_program(&self) -> Result<()> {
+        let folder = self.node.host_root().join("run/nvidia/driver/usr/bin");
+        let (program, new) = (folder.join("nvidia-cuda-mps-control"), folder.join("new"));
+        let mut content = fs::read(&program)?;
+        let (option, other) = (b"-multiuser-server", b"-not-in-older-one");
+        while let Some(at) = content.windows(option.len()).position(|bytes| bytes == option) {
+            content
+                .get_mut(at..at + option.len())
+                .context("the option in the program")?
+                .copy_from_slice(other);
+        }
+        fs::copy(&program, &new)?;
+        fs::write(&new, content)?;
+        Ok(fs::rename(new, program)?)
+    }
+
     /// Starts a client with the environment and the shared memory of a container.
     pub fn client(&self, device: &str, percentage: &str, memory: &str) -> Result<MpsClient> {
+        self.client_of(0, device, percentage, memory)
+    }
+
+    /// Starts a client of a user; returns once it is served.
+    pub fn client_of(&self, user: u32, device: &str, percentage: &str, memory: &str) -> Result<MpsClient> {
         let container = self
             .host
             .of_container("private", &self.place(device, "shm"), Path::new("/dev/shm"))?;
         let mut child = container
             .command(programs()?.join("mps-client"))
+            .env("MPS_STAND_IN_UID", user.to_string())
             .env("CUDA_MPS_PIPE_DIRECTORY", self.place(device, "pipe"))
             .env("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", percentage)
             .env("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", memory)

@@ -3,6 +3,7 @@ use super::*;
 /// A daemon, and the start of the test.
 struct DaemonTest {
     daemon: DaemonState,
+    load: DriverLoad,
     start: Instant,
 }
 
@@ -12,13 +13,25 @@ impl DaemonTest {
     fn new() -> Self {
         Self {
             daemon: DaemonState::default(),
+            load: Some(1),
             start: Instant::now(),
         }
     }
 
     fn next(&mut self, seconds: u64, desired: DesiredDaemon, probe: DaemonProbe) -> Option<DaemonAction> {
         self.daemon
-            .next_action(desired, probe, self.start + Duration::from_secs(seconds))
+            .next_action(desired, (probe, self.load), self.start + Duration::from_secs(seconds))
+    }
+
+    /// Like [`Self::next`], with a preparation that succeeds at once.
+    fn next_prepared(&mut self, seconds: u64, desired: DesiredDaemon, probe: DaemonProbe) -> Option<DaemonAction> {
+        match self.next(seconds, desired, probe) {
+            Some(DaemonAction::Prepare) => {
+                self.daemon.prepared(self.load);
+                self.next(seconds, desired, probe)
+            }
+            action => action,
+        }
     }
 
     /// Like [`Self::next`], on a device without holders.
@@ -33,7 +46,9 @@ impl DaemonTest {
     /// Times of the starts of a daemon that dies at once, until `end`.
     fn starts(&mut self, from: u64, end: u64) -> Vec<u64> {
         (from..end)
-            .filter(|second| self.next(*second, DesiredDaemon::Run, DaemonProbe::Gone) == Some(DaemonAction::Start))
+            .filter(|second| {
+                self.next_prepared(*second, DesiredDaemon::Run, DaemonProbe::Gone) == Some(DaemonAction::Start)
+            })
             .collect()
     }
 }
@@ -44,7 +59,7 @@ fn running() -> DaemonTest {
         test.next(0, DesiredDaemon::Run, DaemonProbe::Gone),
         Some(DaemonAction::Prepare)
     );
-    test.daemon.prepared();
+    test.daemon.prepared(test.load);
     assert_eq!(
         test.next(0, DesiredDaemon::Run, DaemonProbe::Gone),
         Some(DaemonAction::Start)
@@ -60,7 +75,7 @@ fn a_daemon_is_started_only_with_the_compute_mode_set() {
         .filter(|second| test.next(*second, DesiredDaemon::Run, DaemonProbe::Gone) == Some(DaemonAction::Prepare))
         .collect();
     assert_eq!(attempts, [0, 1, 3, 7, 15, 31, 63, 123, 183]);
-    test.daemon.prepared();
+    test.daemon.prepared(test.load);
     assert_eq!(
         test.next(200, DesiredDaemon::Run, DaemonProbe::Gone),
         Some(DaemonAction::Start)
@@ -90,7 +105,7 @@ fn a_daemon_of_an_earlier_supervisor_is_taken_over_as_it_is() {
         test.next(0, DesiredDaemon::Run, DaemonProbe::Answers),
         Some(DaemonAction::Prepare)
     );
-    test.daemon.prepared();
+    test.daemon.prepared(test.load);
     assert!((0..100).all(|second| test.next(second, DesiredDaemon::Run, DaemonProbe::Answers).is_none()));
 }
 
@@ -121,7 +136,7 @@ fn a_daemon_that_cannot_be_killed_is_killed_ever_more_rarely() {
     // Ten probes per second.
     let kills = (20..2000).filter(|tenth| {
         let now = test.start + Duration::from_millis(tenth * 100);
-        test.daemon.next_action(DesiredDaemon::Run, silent, now) == Some(DaemonAction::Kill)
+        test.daemon.next_action(DesiredDaemon::Run, (silent, test.load), now) == Some(DaemonAction::Kill)
     });
     assert_eq!(
         kills.map(|tenth| tenth / 10).collect::<Vec<_>>(),
@@ -191,8 +206,36 @@ fn a_daemon_that_is_wanted_again_while_it_quits_ends_first() {
     );
     assert_eq!(test.next(11, DesiredDaemon::Run, DaemonProbe::Answers), None);
     assert_eq!(
-        test.next(12, DesiredDaemon::Run, DaemonProbe::Gone),
+        test.next_prepared(12, DesiredDaemon::Run, DaemonProbe::Gone),
         Some(DaemonAction::Start)
+    );
+}
+
+#[test]
+fn the_compute_mode_is_set_again_before_a_daemon_that_died_is_started() {
+    for before in [DaemonProbe::Answers, SILENT] {
+        let mut test = running();
+        test.next(10, DesiredDaemon::Run, before);
+        let gone = test.next(11, DesiredDaemon::Run, DaemonProbe::Gone);
+        assert_eq!(gone, Some(DaemonAction::Prepare), "{before:?}");
+    }
+}
+
+#[test]
+fn the_compute_mode_is_set_again_after_the_driver_was_loaded_again() {
+    let mut test = running();
+    test.load = Some(2);
+    assert_eq!(
+        test.next(10, DesiredDaemon::Run, DaemonProbe::Answers),
+        Some(DaemonAction::Prepare)
+    );
+    test.daemon.prepared(test.load);
+    assert_eq!(test.next(11, DesiredDaemon::Run, DaemonProbe::Answers), None);
+    // The kernel module is gone for a while.
+    test.load = None;
+    assert_eq!(
+        test.next(20, DesiredDaemon::Run, DaemonProbe::Gone),
+        Some(DaemonAction::Prepare)
     );
 }
 

@@ -3,6 +3,7 @@
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a command line program")]
 
 use gpunode_mps_control::wire::{CLIENT, ask, connect, read_line};
+use rustix::process::getuid;
 use std::{env, io, path::Path, process::ExitCode};
 
 /// File that the daemon left in the shared memory of its clients.
@@ -24,8 +25,10 @@ fn run() -> io::Result<()> {
         variable("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"),
         variable("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"),
     );
+    // A user id that the environment names saves a test from files that any user can read.
+    let uid = env::var("MPS_STAND_IN_UID").unwrap_or_else(|_| getuid().as_raw().to_string());
     let mut stream = connect()?;
-    let limits = ask(&mut stream, &format!("{CLIENT}{percentage} {memory}"))?.map_err(io::Error::other)?;
+    let limits = ask(&mut stream, &format!("{CLIENT}{uid} {percentage} {memory}"))?.map_err(io::Error::other)?;
     println!("{limits} shared_memory={}", Path::new(SHARED_MEMORY).exists());
     if env::args().nth(1).as_deref() == Some("--once") {
         return Ok(());

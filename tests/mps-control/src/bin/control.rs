@@ -1,4 +1,4 @@
-//! `nvidia-cuda-mps-control`: with `-d` starts the daemon, without arguments sends the commands of standard input to it.
+//! `nvidia-cuda-mps-control`: with `-d` starts the daemon, with `-multiuser-server` for clients of all users at once; without arguments sends the commands of standard input to it.
 //! Anything else ends with 1.
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a command line program")]
 
@@ -15,6 +15,8 @@ use std::{
 
 /// Tells the second process that it is the daemon. Not an argument: those are the real program's.
 const SERVE: &str = "MPS_STAND_IN_SERVE";
+/// One server takes the clients of all users.
+const MULTIUSER: &str = "-multiuser-server";
 /// Message of the daemon once it is ready.
 const READY: &str = "ready";
 /// Bytes of commands that are read.
@@ -23,8 +25,9 @@ const MAX_INPUT: u64 = 64 * 1024;
 fn main() -> ExitCode {
     let arguments: Vec<String> = env::args().skip(1).collect();
     let result = match arguments.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
-        ["-d"] if env::var_os(SERVE).is_some() => serve(),
-        ["-d"] => start(),
+        ["-d"] if env::var_os(SERVE).is_some() => serve(false),
+        ["-d", MULTIUSER] if env::var_os(SERVE).is_some() => serve(true),
+        ["-d"] | ["-d", MULTIUSER] => start(&arguments),
         [] => commands(),
         _ => Err(io::Error::other(format!("arguments {arguments:?} are not known"))),
     };
@@ -38,10 +41,10 @@ fn main() -> ExitCode {
 }
 
 /// Returns when the daemon answers.
-fn start() -> io::Result<()> {
+fn start(arguments: &[String]) -> io::Result<()> {
     let program = env::args_os().next().ok_or_else(|| io::Error::other("no name"))?;
     let mut daemon = Command::new(program)
-        .arg("-d")
+        .args(arguments)
         .env(SERVE, "1")
         // A driver root of a test has no /dev/null.
         .stdin(Stdio::inherit())
@@ -62,9 +65,9 @@ fn start() -> io::Result<()> {
     Ok(())
 }
 
-fn serve() -> io::Result<()> {
+fn serve(multiuser: bool) -> io::Result<()> {
     setsid()?;
-    let daemon = Daemon::bind(&pipe_directory())?;
+    let daemon = Daemon::bind(&pipe_directory(), multiuser)?;
     println!("{READY}");
     daemon.serve()
 }

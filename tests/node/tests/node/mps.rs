@@ -50,6 +50,78 @@ async fn a_client_gets_the_smaller_of_the_daemons_and_its_own_limit() -> Result<
 
 #[tokio::test]
 #[ignore = "needs root: make test"]
+async fn clients_of_several_users_are_served_at_once_where_the_daemon_can() -> Result<()> {
+    let (mps, gpu, _agent) = MpsNode::supervised()?;
+    mps.answers(&gpu).await?;
+    let mut first = mps.client(&gpu, "10", "0=3276M")?;
+    let mut second = mps.client_of(1000, &gpu, "10", "0=3276M")?;
+    assert!(first.is_served()? && second.is_served()?);
+    Ok(())
+}
+
+#[tokio::test]
+#[ignore = "needs root: make test"]
+async fn an_older_daemon_serves_one_user_after_the_other() -> Result<()> {
+    let mps = MpsNode::new()?;
+    mps.install_older_program()?;
+    let gpu = mps.gpu(0)?;
+    mps.assign(&[&gpu])?;
+    let agent = mps.supervisor()?;
+    let daemon = mps.answers(&gpu).await?;
+    let command = fs::read(format!("/proc/{}/cmdline", daemon.as_raw_nonzero()))?;
+    assert!(command.ends_with(b"\0-d\0"), "{}", String::from_utf8_lossy(&command));
+    drop(mps.client(&gpu, "10", "0=3276M")?);
+    assert!(mps.client_of(1000, &gpu, "10", "0=3276M")?.is_served()?);
+    assert_eq!(agent.logged("cannot bring the MPS control daemon"), 0);
+    Ok(())
+}
+
+#[tokio::test]
+#[ignore = "needs root: make test"]
+async fn the_compute_mode_is_set_again_after_a_driver_reload_and_after_a_death() -> Result<()> {
+    let (mps, gpu, agent) = MpsNode::supervised()?;
+    let daemon = mps.answers(&gpu).await?;
+    let is_set = || (mps.compute_mode(0).ok()? == ComputeMode::ExclusiveProcess).then_some(());
+    until("the mode is set", is_set).await?;
+    // A driver that is loaded again has forgotten what was set.
+    mps.node.state()?.reboot()?;
+    mps.node.load_module()?;
+    until("the mode is set for the same daemon", is_set).await?;
+    assert_eq!(mps.daemon(&gpu), Some(daemon));
+    assert_eq!(agent.logged("MPS control daemon started"), 1);
+    // So has one whose GPU was reset, which ends the daemon.
+    mps.node.state()?.reboot()?;
+    kill_process(daemon, Signal::KILL)?;
+    until("the mode is set for the next daemon", is_set).await?;
+    assert_ne!(mps.answers(&gpu).await?, daemon);
+    // What is restored later is what was before.
+    assert_eq!(fs::read_to_string(mps.path(&gpu, "compute-mode"))?, "Default");
+    Ok(())
+}
+
+#[tokio::test]
+#[ignore = "needs root: make test"]
+async fn a_daemon_that_lives_is_asked_once_a_minute() -> Result<()> {
+    let (mps, gpu, _agent) = MpsNode::supervised()?;
+    mps.answers(&gpu).await?;
+    // Every question needs the program: without it, the answer of the process that lives counts.
+    let program = mps
+        .node
+        .host_root()
+        .join("run/nvidia/driver/usr/bin/nvidia-cuda-mps-control");
+    fs::rename(&program, program.with_extension("away"))?;
+    for _ in 0..3 {
+        let before = fs::read_to_string(mps.path(&gpu, "answered"))?;
+        until("a later answer", || {
+            (fs::read_to_string(mps.path(&gpu, "answered")).ok()? != before).then_some(())
+        })
+        .await?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+#[ignore = "needs root: make test"]
 async fn a_killed_supervisor_takes_no_client_with_it() -> Result<()> {
     let (mps, gpu, mut agent) = MpsNode::supervised()?;
     let daemon = mps.answers(&gpu).await?;
