@@ -22,12 +22,66 @@ const MPS_PROGRAMS: [&str; 2] = ["nvidia-cuda-mps-control", "mps-client"];
 const MIG_MINORS: &str = "nvidia-caps/mig-minors";
 
 /// A network card and a bridge, so that looking for any device at all does not find a GPU.
-const OTHERS: [(&str, u16, u16, u32); 2] = [
-    ("0000:00:00.0", 0x8086, 0x1237, 0x06_00_00),
-    ("0000:00:03.0", 0x1af4, 0x1000, 0x02_00_00),
+const OTHERS: [(&str, PciIdentity); 2] = [
+    (
+        "0000:00:00.0",
+        PciIdentity {
+            vendor: 0x8086,
+            device: 0x1237,
+            class: 0x06_00_00,
+        },
+    ),
+    (
+        "0000:00:03.0",
+        PciIdentity {
+            vendor: 0x1af4,
+            device: 0x1000,
+            class: 0x02_00_00,
+        },
+    ),
 ];
 const NVIDIA: u16 = 0x10de;
-const CONTROLLER_3D: u32 = 0x03_02_00;
+
+/// Length of a function's configuration space.
+const CONFIGURATION: usize = 256;
+/// Lines of `resource`: six regions, the expansion ROM and those of bridges. All are empty, as nobody maps one.
+const REGIONS: usize = 13;
+
+/// Ids and class of a PCI function.
+#[derive(Clone, Copy)]
+struct PciIdentity {
+    vendor: u16,
+    device: u16,
+    class: u32,
+}
+
+impl PciIdentity {
+    /// The configuration space (PCI Local Bus Specification 3.0, 6.1): power management is the only capability. A virtual
+    /// GPU would have one of NVIDIA's own.
+    fn configuration(self) -> [u8; CONFIGURATION] {
+        const STATUS: (usize, &[u8]) = (0x06, &[0x10]);
+        const FIRST_CAPABILITY: (usize, &[u8]) = (0x34, &[0x60]);
+        const POWER_MANAGEMENT: (usize, &[u8]) = (0x60, &[0x01, 0x00]);
+        let ids = [self.vendor.to_le_bytes(), self.device.to_le_bytes()].concat();
+        let [programming_interface, sub_class, base_class, _] = self.class.to_le_bytes();
+        let class = [programming_interface, sub_class, base_class];
+        let mut space = [0; CONFIGURATION];
+        let parts = [
+            (0x00, ids.as_slice()),
+            STATUS,
+            (0x09, class.as_slice()),
+            (0x2c, ids.as_slice()),
+            FIRST_CAPABILITY,
+            POWER_MANAGEMENT,
+        ];
+        for (at, bytes) in parts {
+            for (to, from) in space.iter_mut().skip(at).zip(bytes) {
+                *to = *from;
+            }
+        }
+        space
+    }
+}
 
 /// The folder of the library in the driver folder of a node, where scenario and state files are.
 pub(crate) fn library_folder(driver: &Path) -> PathBuf {
@@ -89,24 +143,41 @@ pub(crate) fn write_mig_minors(proc_driver: &Path, gpus: &Scenario) -> Result<()
 /// Lays out what becomes `/sys/bus` of a node.
 pub(crate) fn write_sys_bus(bus: &Path, node: &NodeSpec) -> Result<()> {
     let devices = bus.join("pci/devices");
-    for (address, vendor, device, class) in OTHERS {
-        write_device(&devices.join(address), vendor, device, class, -1)?;
+    for (address, identity) in OTHERS {
+        write_device(&devices.join(address), identity, -1)?;
     }
     if let Some(gpus) = &node.gpus {
         for gpu in gpus.gpus().with_context(|| format!("GPUs of node {}", node.name))? {
-            let folder = devices.join(&gpu.pci_bus_id);
-            write_device(&folder, NVIDIA, gpu.pci_device_id, CONTROLLER_3D, gpu.numa_node)?;
+            let identity = PciIdentity {
+                vendor: NVIDIA,
+                device: gpu.pci_device_id,
+                class: gpu.board.pci_class(),
+            };
+            write_device(&devices.join(&gpu.pci_bus_id), identity, gpu.numa_node)?;
         }
     }
     Ok(())
 }
 
-fn write_device(folder: &Path, vendor: u16, device: u16, class: u32, numa_node: i32) -> Result<()> {
-    let write = |name: &str, value: String| files::replace(&folder.join(name), value.as_bytes());
-    write("vendor", format!("{vendor:#06x}\n"))?;
-    write("device", format!("{device:#06x}\n"))?;
-    write("class", format!("{class:#08x}\n"))?;
-    write("numa_node", format!("{numa_node}\n"))
+/// Writes the attributes of a function that gpunode, GPU feature discovery and NVIDIA's operator read
+/// (`getNvidiaDeviceByPciBusID` in go-nvlib's `pkg/nvpci/nvpci.go`, `Devices` in k8s-device-plugin's
+/// `internal/vgpu/pciutil.go`).
+fn write_device(folder: &Path, identity: PciIdentity, numa_node: i32) -> Result<()> {
+    let PciIdentity { vendor, device, class } = identity;
+    let write = |name: &str, value: &[u8]| files::replace(&folder.join(name), value);
+    for (name, id) in [
+        ("vendor", vendor),
+        ("device", device),
+        ("subsystem_vendor", vendor),
+        ("subsystem_device", device),
+    ] {
+        write(name, format!("{id:#06x}\n").as_bytes())?;
+    }
+    write("class", format!("{class:#08x}\n").as_bytes())?;
+    write("numa_node", format!("{numa_node}\n").as_bytes())?;
+    let region = format!("{0:#018x} {0:#018x} {0:#018x}\n", 0);
+    write("resource", region.repeat(REGIONS).as_bytes())?;
+    write("config", &identity.configuration())
 }
 
 #[cfg(test)]
@@ -125,6 +196,41 @@ mod tests {
             .collect();
         assert_eq!(vendors.iter().filter(|vendor| *vendor == "0x10de\n").count(), 8);
         assert_eq!(vendors.len(), 10);
+    }
+
+    /// As GPU feature discovery reads them: it takes a missing file or a short configuration space for a failure.
+    #[test]
+    fn a_gpus_function_can_be_read_whole() {
+        let file = ClusterFile::parse(include_str!("../clusters/default.yaml")).unwrap();
+        let bus = tempfile::tempdir().unwrap();
+        write_sys_bus(bus.path(), &file.nodes[0]).unwrap();
+        let gpu = &file.nodes[0].gpus.as_ref().unwrap().gpus().unwrap()[0];
+        let function = bus.path().join("pci/devices").join(&gpu.pci_bus_id);
+        let read = |name: &str| fs::read_to_string(function.join(name)).unwrap();
+        assert_eq!(
+            ["vendor", "class", "subsystem_vendor"].map(read),
+            ["0x10de\n", "0x030200\n", "0x10de\n"]
+        );
+        assert_eq!(read("device"), read("subsystem_device"));
+        for line in read("resource").lines() {
+            let numbers: Vec<_> = line
+                .split(' ')
+                .map(|number| u64::from_str_radix(&number[2..], 16).unwrap())
+                .collect();
+            assert_eq!(numbers, [0, 0, 0]);
+        }
+        let space = fs::read(function.join("config")).unwrap();
+        assert_eq!(
+            (space.len(), &space[..2], &space[9..12]),
+            (256, &[0xde, 0x10][..], &[0, 2, 3][..])
+        );
+        let mut capabilities = Vec::new();
+        let mut at = usize::from(space[0x34]);
+        while at != 0 {
+            capabilities.push(space[at]);
+            at = usize::from(space[at + 1]);
+        }
+        assert_eq!(capabilities, [1], "no capability of a virtual GPU");
     }
 
     #[test]

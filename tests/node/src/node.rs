@@ -71,7 +71,7 @@ impl Node {
         let [function, attached] = self.pci_folders(gpu);
         fs::create_dir_all(&function)?;
         fs::write(function.join("vendor"), "0x10de\n")?;
-        fs::write(function.join("class"), "0x030200\n")?;
+        fs::write(function.join("class"), format!("{:#08x}\n", gpu.board.pci_class()))?;
         fs::write(function.join("numa_node"), format!("{}\n", gpu.numa_node))?;
         Ok(fs::create_dir_all(attached)?)
     }
