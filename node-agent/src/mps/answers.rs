@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-/// Longest age of a fresh answer. The supervisor asks every second.
+/// Longest age of a fresh answer. The supervisor probes every two seconds.
 const FRESH: Duration = Duration::from_secs(5);
 
 /// Last answer of each daemon, as time since boot, by the UUID of the device.

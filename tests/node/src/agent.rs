@@ -250,15 +250,15 @@ impl Agent {
         Ok(line.trim().trim_end_matches(" kB").parse()?)
     }
 
-    /// Time on a processor since the start, of threads that have ended too; in steps of 10 ms.
+    /// Time on a processor since the start, of threads and child processes that have ended too; in steps of 10 ms.
     pub fn processor_time(&self) -> Result<Duration> {
         let stat = fs::read_to_string(format!("/proc/{}/stat", self.child.id()))?;
         // The program's name, in brackets, may contain spaces.
         let (_, fields) = stat.rsplit_once(')').context("the fields of /proc/PID/stat")?;
-        let mut times = fields.split_whitespace().skip(11).take(2).map(str::parse::<u64>);
-        let (user, system) = (times.next().context("utime")??, times.next().context("stime")??);
+        // utime, stime, cutime and cstime.
+        let times = fields.split_whitespace().skip(11).take(4).map(str::parse::<u64>);
         // USER_HZ is 100 on every architecture that Linux runs GPUs on.
-        Ok(Duration::from_millis((user + system) * 10))
+        Ok(Duration::from_millis(times.sum::<Result<u64, _>>()? * 10))
     }
 
     fn pid(&self) -> Result<Pid> {

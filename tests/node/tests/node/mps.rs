@@ -376,3 +376,22 @@ async fn sigterm_leaves_daemons_that_may_be_in_use_and_restores_the_compute_mode
     })
     .await
 }
+
+#[tokio::test]
+#[ignore = "a measurement: make bench"]
+async fn measure_the_probes_of_8_daemons() -> Result<()> {
+    let mps = MpsNode::new()?;
+    let gpus: Vec<String> = (0..8).map(|gpu| mps.gpu(gpu)).collect::<Result<_>>()?;
+    mps.assign(&gpus.iter().map(String::as_str).collect::<Vec<_>>())?;
+    let agent = mps.supervisor()?;
+    for gpu in &gpus {
+        mps.answers(gpu).await?;
+    }
+    // After a start the probes follow each other faster.
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    let before = agent.processor_time()?;
+    tokio::time::sleep(Duration::from_mins(1)).await;
+    let share = agent.processor_time()?.saturating_sub(before).as_secs_f64() / 60.0;
+    println!("figure: mps-cpu | {:.3} | %", share * 100.0);
+    Ok(())
+}
