@@ -211,9 +211,8 @@ fn links(device: &Device<'_>, target: &ProbeTarget) -> Result<Vec<u32>, NvmlErro
     let mut up = Vec::new();
     for link in of.unwrap_or(&all) {
         match device.link_wrapper_for(*link).is_active() {
-            Ok(true) => up.push(*link),
-            Ok(false) if ends_at_mig(device.nvml(), target, *link) => up.push(*link),
-            Ok(false) => {}
+            Ok(is_up) if is_up || ends_at_mig(device.nvml(), target, *link) => up.push(*link),
+            Ok(_) => {}
             // The numbers of a board's NVLinks may have gaps.
             Err(error) if matches!(error, NvmlError::InvalidArg) || is_unsupported(&error) => {}
             Err(error) => return Err(error),

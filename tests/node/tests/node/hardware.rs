@@ -2,7 +2,7 @@
 
 use anyhow::{Context as _, Result};
 use gpunode_node_tests::{Agent, FakeKubelet, Lab, Node, Stopwatch, until};
-use gpunode_scenario::{MigGroup, ReturnCode, Scenario, Topology};
+use gpunode_scenario::{AdditionalBoards, MigGroup, ReturnCode, Scenario, Topology};
 use rustix::process::Signal;
 use std::{fs, time::Duration};
 
@@ -230,5 +230,30 @@ async fn machines_that_gpunode_does_not_support_are_named() -> Result<()> {
         let lab = Lab::start(node, "")?;
         lab.agent.logs(name).await?;
     }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_driver_before_510_tells_the_memory_of_its_gpus() -> Result<()> {
+    let mut scenario = Scenario::new("old", "Tesla T4", 1, Topology::Pcie);
+    scenario.driver_version = "470.256.02".to_owned();
+    let config = "resources: [{name: a.b/memory, sharing: {strategy: Memory}}]";
+    let lab = Lab::start(Node::new(scenario)?, config)?;
+    let endpoint = lab.kubelet.has("a.b/memory", |_| true).await?;
+    assert_eq!(endpoint.ids().len(), 15);
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_display_board_of_a_dgx_station_is_not_offered() -> Result<()> {
+    let mut scenario = Scenario::new("station", "NVIDIA DGX Display", 1, Topology::Pcie);
+    scenario.additional = vec![AdditionalBoards {
+        board: "NVIDIA A100-SXM4-80GB".to_owned(),
+        count: 4,
+        topology: Topology::Pcie,
+    }];
+    let lab = Lab::start(Node::new(scenario)?, "")?;
+    let endpoint = lab.kubelet.has(GPU, |_| true).await?;
+    assert_eq!(endpoint.ids(), lab.node.uuids()?[1..]);
     Ok(())
 }
