@@ -88,3 +88,28 @@ pub fn count_pods(
             .map(|holders| count + devices.pods(device, holders).len());
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_end_of_a_link_stays_until_it_is_read_again() {
+        let ends = |ends: &[(u32, &str)]| -> LinkEnds {
+            ends.iter()
+                .map(|(link, bus_id)| (*link, (*bus_id).to_owned()))
+                .collect()
+        };
+        let mut saved = SavedHealth::default();
+        save_link_ends("GPU-1", ends(&[(0, "a"), (1, "b")]), &mut saved);
+        save_link_ends("GPU-1", ends(&[]), &mut saved);
+        save_link_ends("GPU-1", ends(&[(2, "c"), (1, "c")]), &mut saved);
+        assert_eq!(saved.link_ends["GPU-1"], ends(&[(0, "a"), (1, "c"), (2, "c")]));
+        let gpu = Gpu {
+            uuid: "GPU-1".to_owned(),
+            ..Gpu::default()
+        };
+        let target = target(&gpu, 0, &saved, &BTreeSet::new());
+        assert_eq!(target.link_ends.len(), 3);
+    }
+}

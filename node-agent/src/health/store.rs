@@ -119,6 +119,7 @@ mod tests {
     fn broken() -> SavedHealth {
         let mut content = SavedHealth {
             links: [("GPU-1".to_owned(), vec![0, 1])].into(),
+            link_ends: [("GPU-1".to_owned(), vec![(0, "00000000:07:00.0".to_owned())])].into(),
             ..SavedHealth::default()
         };
         let xid = HealthObservation::Xid("GPU-1".to_owned(), 79);
