@@ -27,7 +27,7 @@ use tracing::warn;
 /// Paths of the program in a driver root.
 const PROGRAMS: [&str; 2] = ["usr/bin/nvidia-cuda-mps-control", "bin/nvidia-cuda-mps-control"];
 /// Option of a daemon whose one server takes the clients of all users. Without it a client of another user waits until the
-/// clients before it have ended (NVIDIA's MPS manual, "On Multi-user Systems"). Older daemons do not know it.
+/// clients before it have ended (nvidia-cuda-mps-control(1), "Description"). Older daemons do not know it.
 const MULTIUSER: &str = "-multiuser-server";
 /// Most bytes of output; the program cannot write more.
 const MAX_OUTPUT: u16 = 4096;

@@ -109,7 +109,7 @@ fn serve(mut stream: UnixStream, shared: &Shared) -> io::Result<()> {
         return writeln!(stream, "cannot read the request");
     };
     let limits = {
-        // As the real daemon does: a client of another user waits, however long it takes.
+        // As nvidia-cuda-mps-control(1) says of the real daemon: a client of another user waits, however long it takes.
         let waited = shared.changed.wait_while(lock_state(state), |state| !state.takes(user));
         let mut state = waited.unwrap_or_else(PoisonError::into_inner);
         if state.clients == MAX_CLIENTS {
