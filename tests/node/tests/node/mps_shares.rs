@@ -2,6 +2,7 @@
 
 use anyhow::Result;
 use gpunode_node_tests::{Admitted, Lab, MpsDaemons, Node, Rejection, node_of, until};
+use gpunode_scenario::ReturnCode;
 use std::collections::BTreeSet;
 use tonic::Code;
 
@@ -47,6 +48,24 @@ async fn a_container_gets_its_part_of_threads_and_memory_and_the_daemon_of_its_g
         assert_eq!(mounts, [(&*pipe, &*pipe), (&*shm, "/dev/shm")]);
         lab.kubelet.release(&format!("pod-{n}"));
     }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_gpu_of_unknown_memory_has_no_limit_of_it() -> Result<()> {
+    let node = node_of(&["Tesla T4"])?;
+    let daemons = MpsDaemons::none(&node);
+    for uuid in node.uuids()? {
+        daemons.start(&uuid)?;
+    }
+    node.state()?
+        .fail(0, "nvmlDeviceGetMemoryInfo", ReturnCode::NotSupported)?;
+    let lab = Lab::start(node, TENTHS)?;
+    lab.kubelet.has(MPS, |endpoint| endpoint.healthy().len() == 10).await?;
+    let admitted = lab.kubelet.admit("pod", "main", MPS, 1).await?;
+    let envs = &admitted.response.envs;
+    assert_eq!(envs["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"], "10");
+    assert!(!envs.contains_key("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"), "{envs:?}");
     Ok(())
 }
 
