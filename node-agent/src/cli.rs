@@ -27,6 +27,8 @@ pub enum AgentCommand {
     Discover(NodeArgs),
     /// Advertise the GPUs of this node to its kubelet.
     Run(RunArgs),
+    /// Print the GPUs of this node as the agent reads them, in JSON. Changes nothing.
+    Inventory(InventoryArgs),
     /// Keep an MPS control daemon running for each device that pods share through MPS.
     Mps(MpsArgs),
     /// Run a program with a driver root as its root; `mps` starts its daemons this way.
@@ -101,6 +103,18 @@ pub struct RunArgs {
     pub config: Option<PathBuf>,
 }
 
+/// Arguments of `inventory`.
+#[derive(Debug, Args)]
+pub struct InventoryArgs {
+    /// Mount point of the host's root.
+    #[arg(long, default_value = "/host")]
+    pub host_root: PathBuf,
+
+    /// Root of the NVIDIA driver's files. Default: HOST_ROOT/run/nvidia/driver, then HOST_ROOT.
+    #[arg(long)]
+    pub driver_root: Option<PathBuf>,
+}
+
 /// Arguments of `mps`.
 #[derive(Clone, Debug, Args)]
 pub struct MpsArgs {
@@ -114,6 +128,16 @@ pub struct MpsArgs {
     /// UID of this pod.
     #[arg(long, env = "POD_UID", default_value = "")]
     pub pod_uid: String,
+}
+
+impl InventoryArgs {
+    /// Returns the folders in which to look for the driver.
+    pub fn hardware(self) -> DriverRoots {
+        DriverRoots {
+            host_root: self.host_root,
+            driver_root: self.driver_root,
+        }
+    }
 }
 
 impl HostArgs {
@@ -172,7 +196,7 @@ impl AgentCli {
         let needs_node_name = match &self.command {
             AgentCommand::Discover(node) => node.node_name.is_empty(),
             AgentCommand::Run(run) => run.config.is_none() && run.node.node_name.is_empty(),
-            AgentCommand::Mps(_) | AgentCommand::MpsExec(_) => false,
+            AgentCommand::Inventory(_) | AgentCommand::Mps(_) | AgentCommand::MpsExec(_) => false,
         };
         if needs_node_name {
             let message = "--node-name (or NODE_NAME) is required to find this node's GpuNode; only `run --config FILE` works without it";

@@ -5,6 +5,7 @@
 //! | `cli` | the command line |
 //! | `run` | `gpunode-agent run`: advertises the GPUs of a node to its kubelet |
 //! | `discover` | `gpunode-agent discover`: reports the GPUs of a node that has no policy |
+//! | `inventory` | `gpunode-agent inventory`: prints the GPUs of a node |
 //! | `mps` | `gpunode-agent mps`: keeps MPS control daemons running |
 //! | `driver` | the hardware and the NVIDIA driver |
 //! | `health` | monitors the devices for faults |
@@ -28,6 +29,7 @@ mod discover;
 mod driver;
 mod handover;
 mod health;
+mod inventory;
 mod kubelet;
 mod mps;
 mod plugin;
@@ -50,6 +52,7 @@ fn main() -> ExitCode {
     let result = match cli.command {
         AgentCommand::Discover(args) => wait_for(discover::discover(args)),
         AgentCommand::Run(args) => wait_for(run::run(args)),
+        AgentCommand::Inventory(args) => inventory::print(&args.hardware()),
         AgentCommand::Mps(args) => wait_for(mps::supervise(args.settings())),
         AgentCommand::MpsExec(args) => mps::exec(&args).map(|never| match never {}),
     };

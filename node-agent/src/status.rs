@@ -14,7 +14,7 @@
 //! | `writer` | writes the status to the API server when it changes |
 
 pub mod conditions;
-mod hardware;
+pub mod hardware;
 mod health;
 pub mod inputs;
 mod missing;
