@@ -17,6 +17,7 @@ mod wait;
 
 pub use agent::{Agent, Image};
 pub use api::Device;
+pub use built::{Built, built};
 pub use foreign::Foreign;
 pub use kubelet::{Admitted, Endpoint, FakeKubelet, ListMessage, PodResourcesAnswer, Rejection};
 pub use lab::{Lab, node_of};

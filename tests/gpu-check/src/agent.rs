@@ -1,0 +1,218 @@
+//! The agent: its inventory, and its work with the kubelet's double. Everything that it writes is in a temporary folder; it
+//! gets no configuration that changes a GPU's settings.
+
+use crate::limited;
+use anyhow::{Context as _, Result, bail};
+use gpunode_crds::GpuNodeStatus;
+use gpunode_node_tests::FakeKubelet;
+use rustix::process::{Pid, Signal, kill_process};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs::{self, File},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+use tokio::time::{sleep, timeout};
+
+/// Configuration that advertises every GPU and every MIG device, with device nodes.
+const CONFIG: &str = "mig: {strategy: Mixed}\npassDeviceSpecs: true\n";
+/// Pause between two looks at the kubelet's double.
+const POLL: Duration = Duration::from_millis(5);
+/// Number of last log lines that an error shows.
+const LOG_LINES: usize = 5;
+
+/// The agent's program, and where it finds the host and the driver.
+#[derive(Debug)]
+pub struct AgentProgram {
+    /// The program.
+    pub path: PathBuf,
+    /// Root of the host.
+    pub host_root: PathBuf,
+    /// Root of the driver, if it is not found below the host's.
+    pub driver_root: Option<PathBuf>,
+}
+
+/// Inventory that the agent reads.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct AgentInventory {
+    /// GPUs and versions, as in a `GpuNode`.
+    pub status: GpuNodeStatus,
+    /// Last line of the agent's log if it could not read everything.
+    pub problem: Option<String>,
+}
+
+/// A run of the agent from its start to its end.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct AgentRun {
+    /// Time from the start to the list with every device, or to the limit.
+    pub listed_after: Duration,
+    /// Advertised devices, each with whether it is healthy.
+    pub devices: BTreeMap<String, bool>,
+    /// Allocation of one device of each resource.
+    pub allocations: Vec<Allocation>,
+    /// Exit status after SIGTERM, and the time until then; none if it did not end.
+    pub end: Option<(String, Duration)>,
+}
+
+/// Allocation of one device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Allocation {
+    /// Id of the device.
+    pub device: String,
+    /// The agent's answer, or its error.
+    pub answer: Result<Granted, String>,
+}
+
+/// Part of an answer that says which device a container gets.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Granted {
+    /// `NVIDIA_VISIBLE_DEVICES`.
+    pub visible: String,
+    /// Device nodes on the host.
+    pub nodes: BTreeSet<String>,
+}
+
+impl AgentProgram {
+    /// Runs `inventory`.
+    pub fn inventory(&self, limit: Duration) -> Result<AgentInventory> {
+        let finished = limited::run(&mut self.command("inventory"), limit)?;
+        let last = finished.stderr.lines().last().unwrap_or("no reason given").to_owned();
+        let Ok(status) = serde_json::from_str(&finished.stdout) else {
+            bail!("{last}");
+        };
+        Ok(AgentInventory {
+            status,
+            problem: (!finished.status.success()).then_some(last),
+        })
+    }
+
+    /// Runs `run` until it advertises `devices`, allocates one of each resource, and ends it.
+    pub async fn work(&self, devices: &BTreeSet<String>, limit: Duration) -> Result<AgentRun> {
+        let folder = tempfile::tempdir().context("make a folder for the agent")?;
+        let sockets = folder.path().join("kubelet/device-plugins");
+        fs::create_dir_all(&sockets)?;
+        let kubelet = FakeKubelet::start(sockets)?;
+        let start = Instant::now();
+        let mut agent = RunningAgent::start(self.command("run"), folder.path())?;
+        let listed_after = loop {
+            if let Some(status) = agent.child.try_wait()? {
+                bail!(
+                    "the agent ended with {status}; its log ends with:\n{}",
+                    agent.last_log_lines()
+                );
+            }
+            let waited = start.elapsed();
+            if devices.is_subset(&listed(&kubelet).into_keys().collect()) || waited > limit {
+                break waited;
+            }
+            sleep(POLL).await;
+        };
+        let mut run = AgentRun {
+            listed_after,
+            ..AgentRun::default()
+        };
+        for resource in kubelet.connected() {
+            if let Some(device) = kubelet.endpoint(&resource).healthy().pop_first() {
+                let answer = allocate(&kubelet, &resource, &device, limit).await;
+                run.allocations.push(Allocation { device, answer });
+            }
+        }
+        run.devices = listed(&kubelet);
+        run.end = agent.stop(limit).await?;
+        Ok(run)
+    }
+
+    fn command(&self, what: &str) -> Command {
+        let mut command = Command::new(&self.path);
+        command.arg(what).arg("--host-root").arg(&self.host_root);
+        if let Some(root) = &self.driver_root {
+            command.arg("--driver-root").arg(root);
+        }
+        command
+    }
+}
+
+/// Devices that the kubelet's double knows now, each with whether it is healthy.
+fn listed(kubelet: &FakeKubelet) -> BTreeMap<String, bool> {
+    let endpoints = kubelet.connected().into_iter().map(|name| kubelet.endpoint(&name));
+    endpoints
+        .flat_map(|endpoint| {
+            let healthy = endpoint.healthy();
+            endpoint.ids().into_iter().map(move |id| {
+                let is_healthy = healthy.contains(&id);
+                (id, is_healthy)
+            })
+        })
+        .collect()
+}
+
+async fn allocate(kubelet: &FakeKubelet, resource: &str, device: &str, limit: Duration) -> Result<Granted, String> {
+    let answer = timeout(limit, kubelet.allocate(resource, &[device]))
+        .await
+        .map_err(|_| format!("no answer within {limit:?}"))?
+        .map_err(|status| status.message().to_owned())?;
+    Ok(Granted {
+        visible: answer.envs.get("NVIDIA_VISIBLE_DEVICES").cloned().unwrap_or_default(),
+        nodes: answer.devices.into_iter().map(|node| node.host_path).collect(),
+    })
+}
+
+/// A running agent; killed when dropped.
+struct RunningAgent {
+    child: Child,
+    log: PathBuf,
+}
+
+impl RunningAgent {
+    fn start(mut command: Command, folder: &Path) -> Result<Self> {
+        let (config, log) = (folder.join("config.yaml"), folder.join("log"));
+        fs::write(&config, CONFIG).context("write the agent's configuration")?;
+        let child = command
+            .arg("--config")
+            .arg(config)
+            .arg("--device-plugin-dir")
+            .arg(folder.join("kubelet/device-plugins"))
+            .arg("--pod-resources-socket")
+            .arg(folder.join("kubelet/pod-resources/kubelet.sock"))
+            .arg("--state-dir")
+            .arg(folder.join("state"))
+            .arg("--mps-dir")
+            .arg(folder.join("mps"))
+            .args(["--admin-address", "127.0.0.1:0"])
+            .env_remove("NODE_NAME")
+            .env("KUBECONFIG", "/nonexistent")
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(File::create(&log).context("make the agent's log")?)
+            .spawn()
+            .context("start the agent")?;
+        Ok(Self { child, log })
+    }
+
+    async fn stop(&mut self, limit: Duration) -> Result<Option<(String, Duration)>> {
+        let start = Instant::now();
+        kill_process(Pid::from_child(&self.child), Signal::TERM).context("send SIGTERM to the agent")?;
+        loop {
+            let (status, waited) = (self.child.try_wait()?, start.elapsed());
+            match status {
+                None if waited < limit => sleep(POLL).await,
+                status => return Ok(status.map(|status| (status.to_string(), waited))),
+            }
+        }
+    }
+
+    fn last_log_lines(&self) -> String {
+        let log = fs::read_to_string(&self.log).unwrap_or_default();
+        let lines: Vec<&str> = log.lines().collect();
+        let end = lines.get(lines.len().saturating_sub(LOG_LINES)..).unwrap_or_default();
+        end.join("\n")
+    }
+}
+
+impl Drop for RunningAgent {
+    fn drop(&mut self) {
+        // Not awaited: one whose call into the driver hangs never ends.
+        _ = self.child.kill();
+    }
+}
