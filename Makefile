@@ -7,6 +7,7 @@ MAKEFLAGS += --no-print-directory
 NAME ?= default
 CLUSTER ?= tests/cluster/clusters/default.yaml
 KEEP ?=
+ARGS ?=
 TARGET := target
 CLUSTER_CMD := $(TARGET)/release/gpunode-cluster
 CARGO_DENY_VERSION := 0.20.2
@@ -80,6 +81,13 @@ cargo-machete:
 .PHONY: bench
 bench: kubernetes images ## measure the figures of docs/benchmarks.md, compare them with their targets, write them there
 	@tests/bench.sh
+
+# Not both in one build: the agent is to have the features of the image and no others.
+.PHONY: gpu-check
+gpu-check: ## compare gpunode with nvidia-smi on this machine, which has a GPU; changes no setting of it (ARGS=--help)
+	@cargo build --release --locked -p gpunode-agent
+	@cargo build --release --locked -p gpunode-gpu-check
+	@$(TARGET)/release/gpunode-gpu-check $(ARGS)
 
 .PHONY: soak
 soak: kubernetes images ## kill the agent at random moments for a long time (SOAK_SECONDS=1800, GPUNODE_SOAK_SEED=n)
