@@ -136,6 +136,7 @@ impl InventoryArgs {
         DriverRoots {
             host_root: self.host_root,
             driver_root: self.driver_root,
+            calls: DriverCalls::default(),
         }
     }
 }

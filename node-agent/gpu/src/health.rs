@@ -1,8 +1,8 @@
 //! Faults of devices, and the evidence that ends them: a pure state machine.
 //!
 //! Each fault stands for itself: a milder one does not replace a graver one, and each ends by its own evidence, never by
-//! the passing of time. A fault has a grade, which says what follows from it. A fault of a GPU counts for its MIG devices too; a fault of a MIG device counts for that device
-//! alone.
+//! the passing of time. A fault has a grade, which says what follows from it. A fault of a GPU counts for its MIG devices
+//! too; a fault of a MIG device counts for that device alone.
 //!
 //! | module | what it does |
 //! |---|---|

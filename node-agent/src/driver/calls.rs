@@ -1,4 +1,5 @@
-//! Calls of this process that hold the driver: the GPU that each is about, since when, and the gate that a release closes.
+//! Calls of this process that hold the driver: the GPU that each is about, since when, and the gate that a release and a
+//! change of the driver close.
 //!
 //! A call that hangs holds the lock of the driver's resource manager, and every later call waits for it, also one about another
 //! GPU. So of the calls that began since the driver's last answer, only the first one tells which GPU hangs. To know which one
@@ -18,7 +19,7 @@ pub struct DriverCalls(Arc<watch::Sender<CallTable>>);
 
 #[derive(Debug, Default)]
 struct CallTable {
-    /// True while the GPUs are released.
+    /// True while the GPUs are released, and while the sessions with a former driver end.
     is_closed: bool,
     last_number: u64,
     calls: BTreeMap<u64, CallProgress>,
@@ -43,7 +44,7 @@ pub struct DriverCall {
 }
 
 impl DriverCalls {
-    /// Begins a call; none while the GPUs are released.
+    /// Begins a call; none while the gate is closed.
     pub fn begin(&self) -> Option<DriverCall> {
         let mut number = None;
         self.0.send_if_modified(|table| {

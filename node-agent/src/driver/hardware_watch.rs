@@ -4,15 +4,16 @@ use crate::{
     admin::metrics::AgentMetrics,
     api_server::release::ReleaseRequest,
     driver::{
+        calls::DriverCalls,
         driver_events::DriverEvents,
         hardware::{DriverState, Hardware},
         hardware_probe::{DriverRoots, HardwareTraces},
-        nvml::{self, GpuAddress},
+        nvml::GpuAddress,
         pci::nvidia_functions,
     },
 };
 use gpunode_gpu::Inventory;
-use std::{path::Path, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 use tokio::{
     sync::{Notify, watch},
     time::{Instant, sleep, timeout, timeout_at},
@@ -29,9 +30,8 @@ const RECHECK: Duration = Duration::from_secs(2);
 /// Interval for reading facts that only the driver shows: MIG instances that the kernel does not list, and GPUs that join
 /// their NVLink fabric.
 const BLIND_RECHECK: Duration = Duration::from_mins(1);
-/// Time limit for the sessions of other tasks to end, and the pause between two looks.
+/// Time limit for the sessions of other tasks to end.
 const SESSIONS_TIMEOUT: Duration = Duration::from_secs(10);
-const SESSIONS_PAUSE: Duration = Duration::from_millis(20);
 /// Time limit for each GPU of a probe, and for reading files: a driver call or a host file that hangs must not stop the rest of
 /// the agent. Without persistence mode the driver initialises each GPU for the probe: NVIDIA says 1 to 3 s
 /// (<https://docs.nvidia.com/deploy/driver-persistence/overview.html>), and 5 s were seen.
@@ -91,11 +91,7 @@ impl HardwareWatch {
                 info!("the GPUs are no longer released");
                 continue;
             }
-            let library = traces.and_then(|traces| traces.library);
-            let has_ended = match library {
-                Some((library, ..)) if is_other => sessions_end(&library).await,
-                _ => true,
-            };
+            let has_ended = !is_other || sessions_end(&roots.calls).await;
             let (traces, hardware) = probe_within(PROBE_TIMEOUT, &roots, &hardware_sender).await;
             // A driver that changed meanwhile gets sessions of its own.
             let is_current = has_ended && Some(traces.driver()) == driver;
@@ -153,14 +149,14 @@ async fn follow(
     }
 }
 
-/// Waits until this process has no session with the library. Returns false when one hangs.
-async fn sessions_end(library: &Path) -> bool {
-    let ended = async {
-        while nvml::is_open(library) {
-            sleep(SESSIONS_PAUSE).await;
-        }
-    };
-    timeout(SESSIONS_TIMEOUT, ended).await.is_ok()
+/// Waits until this process has no session with the driver, and lets none begin meanwhile: NVML counts its initialisations
+/// (nvml.h, `nvmlInit_v2`), and lists the GPUs that the first of them found until the last session has ended. Returns false
+/// when one hangs.
+async fn sessions_end(calls: &DriverCalls) -> bool {
+    calls.close();
+    let ended = timeout(SESSIONS_TIMEOUT, calls.ended()).await;
+    calls.reopen();
+    ended.is_ok()
 }
 
 async fn close(events: &mut Option<DriverEvents>) {

@@ -43,4 +43,3 @@ pub use instances::instances;
 pub use lookup::GpuAddress;
 pub use modes::{compute_mode, set_compute_mode};
 pub use reading::{DriverReading, read, utilisation};
-pub use session::is_open;

@@ -129,7 +129,6 @@ impl ProbeLoop {
             let (Some(call), Some(library)) = (call, driver_roots.library()) else {
                 return;
             };
-            let begin = |gpu: &str| call.begin_turn(Some(gpu));
             let on_report = |report| {
                 call.end_turn();
                 match sender.blocking_send(ProbeEvent::Probed(Box::new(report))) {
@@ -137,7 +136,7 @@ impl ProbeLoop {
                     Err(_) => ControlFlow::Break(()),
                 }
             };
-            if let Err(error) = probe(&library, &targets, begin, on_report) {
+            if let Err(error) = probe(&library, &targets, |gpu| call.begin_turn(gpu), on_report) {
                 debug!(%error, "cannot probe the GPUs");
                 _ = sender.blocking_send(ProbeEvent::Failed);
             }

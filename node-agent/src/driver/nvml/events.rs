@@ -114,7 +114,7 @@ impl WatchedGpus<'_> {
             if self.known.values().any(|known| *known == gpu.uuid) {
                 continue;
             }
-            watcher.begin_registration(Some(&gpu));
+            watcher.begin_registration(Some(&gpu.uuid));
             match self.register_one(&gpu) {
                 Ok(id) => _ = self.known.insert(id, gpu.uuid),
                 Err(error) => {

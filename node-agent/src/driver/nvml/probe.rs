@@ -65,16 +65,17 @@ pub struct ProbeReport {
     pub failed: Vec<(String, FailedCall)>,
 }
 
-/// Probes each target through the library at `path`, one after the other, until `on_report` breaks. Blocks.
+/// Probes each target through the library at `path`, one after the other, until `on_report` breaks. `begin` receives the UUID
+/// of each GPU before calls about it, and none before calls about another one. Blocks.
 pub fn probe(
     path: &Path,
     targets: &[ProbeTarget],
-    mut begin: impl FnMut(&str),
+    mut begin: impl FnMut(Option<&str>),
     mut on_report: impl FnMut(ProbeReport) -> ControlFlow<()>,
 ) -> Result<(), DriverError> {
     let nvml = open(path)?;
     for target in targets {
-        begin(&target.gpu);
+        begin(Some(&target.gpu));
         let mut report = ProbeReport {
             probe: unanswered(target),
             links: None,
@@ -82,7 +83,7 @@ pub fn probe(
             link_ends: LinkEnds::new(),
             failed: Vec::new(),
         };
-        if let Err((call, error)) = fill_report(&nvml, target, &mut report) {
+        if let Err((call, error)) = fill_report(&nvml, target, &mut report, &mut begin) {
             // A GPU that NVML does not list was lost before the first of the open sessions.
             let is_lost = matches!(error, NvmlError::GpuLost | NvmlError::NotFound);
             report.probe.result = if is_lost { ProbeResult::Lost } else { ProbeResult::Fails };
@@ -114,7 +115,12 @@ pub fn unanswered(target: &ProbeTarget) -> GpuProbe {
 }
 
 /// Fills in the report, up to the first call that fails.
-fn fill_report(nvml: &Nvml, target: &ProbeTarget, report: &mut ProbeReport) -> Result<(), FailedCall> {
+fn fill_report(
+    nvml: &Nvml,
+    target: &ProbeTarget,
+    report: &mut ProbeReport,
+    begin: &mut impl FnMut(Option<&str>),
+) -> Result<(), FailedCall> {
     let address = GpuAddress {
         uuid: target.gpu.clone(),
         pci_bus_id: target.pci_bus_id.clone(),
@@ -131,7 +137,7 @@ fn fill_report(nvml: &Nvml, target: &ProbeTarget, report: &mut ProbeReport) -> R
     if mig.is_some_and(|mode| mode.current == NVML_DEVICE_MIG_ENABLE) {
         report.probe.link_down = Some(false);
     } else if has_joined {
-        let up = links(&device, target).map_err(failed_in("nvmlDeviceGetNvLinkState"))?;
+        let up = links(&device, target, begin).map_err(failed_in("nvmlDeviceGetNvLinkState"))?;
         report.probe.link_down = target.links.as_ref().map(|before| before.len() > up.len());
         if target.links.is_none() {
             report.link_ends = up.iter().filter_map(|link| link_end(&device, *link)).collect();
@@ -205,14 +211,21 @@ fn number(value: &SampleValue) -> Option<u64> {
 
 /// Returns those of the target's NVLinks, or of all, that are up or have a reason to be down: MIG takes the links of a GPU
 /// down, which is no fault of the GPU at their other end.
-fn links(device: &Device<'_>, target: &ProbeTarget) -> Result<Vec<u32>, NvmlError> {
+fn links(
+    device: &Device<'_>,
+    target: &ProbeTarget,
+    begin: &mut impl FnMut(Option<&str>),
+) -> Result<Vec<u32>, NvmlError> {
     let of = target.links.as_deref();
     let all: Vec<u32> = (0..MAX_NVLINKS).collect();
     let mut up = Vec::new();
     for link in of.unwrap_or(&all) {
         match device.link_wrapper_for(*link).is_active() {
-            Ok(is_up) if is_up || ends_at_mig(device.nvml(), target, *link) => up.push(*link),
-            Ok(_) => {}
+            Ok(is_up) => {
+                if is_up || ends_at_mig(device.nvml(), target, *link, begin) {
+                    up.push(*link);
+                }
+            }
             // The numbers of a board's NVLinks may have gaps.
             Err(error) if matches!(error, NvmlError::InvalidArg) || is_unsupported(&error) => {}
             Err(error) => return Err(error),
@@ -221,15 +234,18 @@ fn links(device: &Device<'_>, target: &ProbeTarget) -> Result<Vec<u32>, NvmlErro
     Ok(up)
 }
 
-/// Returns true if the GPU at the other end of a link has MIG on.
-fn ends_at_mig(nvml: &Nvml, target: &ProbeTarget, link: u32) -> bool {
-    let mut ends = target.link_ends.iter().filter(|(number, _)| *number == link);
-    ends.any(|(_, bus_id)| {
-        let mode = nvml
-            .device_by_pci_bus_id(bus_id.as_str())
-            .and_then(|peer| peer.mig_mode());
-        mode.is_ok_and(|mode| mode.current == NVML_DEVICE_MIG_ENABLE)
-    })
+/// Returns true if the GPU at the other end of a link has MIG on. If that GPU hangs, the target is not to blame.
+fn ends_at_mig(nvml: &Nvml, target: &ProbeTarget, link: u32, begin: &mut impl FnMut(Option<&str>)) -> bool {
+    let mut ends = target.link_ends.iter();
+    let Some((_, bus_id)) = ends.find(|(number, _)| *number == link) else {
+        return false;
+    };
+    begin(None);
+    let mode = nvml
+        .device_by_pci_bus_id(bus_id.as_str())
+        .and_then(|peer| peer.mig_mode());
+    begin(Some(&target.gpu));
+    mode.is_ok_and(|mode| mode.current == NVML_DEVICE_MIG_ENABLE)
 }
 
 /// Returns number and other end of a link, unless it leads to a switch.

@@ -369,14 +369,10 @@ fn the_first_open_session_says_which_gpus_there_are() {
     let driver = FakeDriver::new("{board: Tesla T4, count: 2, topology: Pcie}");
     driver.state("gpus: {1: {unlisted: true}}");
     let count = || driver.read(Path::new("/nowhere")).inventory.gpus.len();
-    assert!(!is_open(&driver.library()));
     let session = session::open(&driver.library()).unwrap();
     driver.state("{}");
-    assert!(is_open(&driver.library()));
     assert_eq!(count(), 1);
-    assert!(is_open(&driver.library()), "a session of another task has ended");
     drop(session);
-    assert!(!is_open(&driver.library()));
     assert_eq!(count(), 2);
 }
 
@@ -508,7 +504,7 @@ fn numa_nodes_are_those_of_the_slots() {
         numa_node: Some(1),
         ..PciFunction::default()
     };
-    let reading = read(&driver.library(), Path::new("/nowhere"), &[], function).unwrap();
+    let reading = read(&driver.library(), Path::new("/nowhere"), &[], function, |_| ()).unwrap();
     assert_eq!(reading.inventory.gpus[0].numa_node, Some(1));
 }
 
