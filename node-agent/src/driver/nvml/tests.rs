@@ -8,6 +8,7 @@ use crate::driver::pci::PciFunction;
 use gpunode_gpu::{Gpu, MigMode, ProbeResult};
 use nvml_wrapper::error::NvmlError;
 use std::{
+    cell::RefCell,
     collections::BTreeMap,
     env, fs,
     ops::ControlFlow,
@@ -663,6 +664,40 @@ fn mig_devices_are_named_by_their_place_before_driver_470() {
     let gpu = &reading.inventory.gpus[0];
     let uuids: Vec<&str> = gpu.mig_devices.iter().map(|mig| mig.facts.uuid.as_str()).collect();
     assert_eq!(uuids, [3, 4].map(|instance| format!("MIG-{}/{instance}/0", gpu.uuid)));
+    let results = probe_all(&driver, &reading.inventory.gpus);
+    assert!(
+        results.len() == 3 && results.values().all(|answers| *answers),
+        "{results:?}"
+    );
+}
+
+/// A hang is blamed on the GPU that a call is about.
+#[test]
+fn a_read_names_the_gpu_of_each_call_unless_indices_may_have_shifted() {
+    let driver = FakeDriver::new("{board: Tesla T4, count: 3, topology: Pcie}");
+    let before = driver.read(Path::new("/nowhere")).inventory.gpus;
+    let names = |before: &[Gpu]| {
+        let names = RefCell::new(Vec::new());
+        read(
+            &driver.library(),
+            Path::new("/nowhere"),
+            before,
+            |_| PciFunction::default(),
+            |gpu| names.borrow_mut().push(gpu.map(str::to_owned)),
+        )
+        .unwrap();
+        let mut names = names.into_inner();
+        names.truncate(2);
+        names
+    };
+    let unknown: [Option<String>; 2] = [None, None];
+    assert_eq!(names(&[]), unknown);
+    assert_eq!(
+        names(&before),
+        [0, 1].map(|index: usize| Some(before[index].uuid.clone()))
+    );
+    driver.state("gpus: {0: {lost: true, unlisted: true}}");
+    assert_eq!(names(&before), unknown);
 }
 
 #[test]
