@@ -147,7 +147,7 @@ fn containers_keep_their_devices_while_the_driver_answers_no_call() {
         assert!(
             state
                 .allocator
-                .allocate("nvidia.com/gpu", &gpu, Instant::now(), None)
+                .allocate("nvidia.com/gpu", &gpu, Instant::now(), Instant::now(), None)
                 .is_err()
         );
     }
