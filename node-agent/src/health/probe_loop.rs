@@ -348,7 +348,7 @@ mod tests {
         assert_eq!(reported(&mut probes), expected);
         assert!(probes.round.is_none());
         let unanswered = probes.unanswered().into_iter().map(|probe| (probe.gpu, probe.result));
-        assert_eq!(Vec::from_iter(unanswered), results(&[("A", Blocked), ("B", Hangs)]));
+        assert_eq!(unanswered.collect::<Vec<_>>(), results(&[("A", Blocked), ("B", Hangs)]));
     }
 
     #[tokio::test]

@@ -141,23 +141,17 @@ pub mod tests {
     /// The output for the simulated node with an H200.
     pub const H200: &str = include_str!("../testdata/h200.xml");
 
-    fn some(text: &str) -> Option<String> {
-        Some(text.to_owned())
-    }
-
     #[test]
     fn a_board_without_fabric_and_row_remapping_says_so() {
         let log = SmiLog::parse(V100).unwrap();
-        assert_eq!(log.driver_version, some("580.95.05"));
-        assert_eq!(log.cuda_version, some("13.0"));
+        assert_eq!(log.driver_version.as_deref(), Some("580.95.05"));
+        assert_eq!(log.cuda_version.as_deref(), Some("13.0"));
         let [gpu] = &log.gpus[..] else { panic!("{log:?}") };
         assert_eq!(gpu.name, "Tesla V100-SXM2-32GB");
         assert_eq!(gpu.bus_id, "00000000:11:00.0");
-        assert_eq!((&gpu.memory, &gpu.minor), (&some("32768 MiB"), &some("0")));
-        assert_eq!(
-            [&gpu.mig_mode, &gpu.fabric_state, &gpu.remap_pending, &gpu.remap_failed],
-            [&some(NOT_AVAILABLE); 4]
-        );
+        assert_eq!((gpu.memory.as_deref(), gpu.minor.as_deref()), (Some("32768 MiB"), Some("0")));
+        let told = [&gpu.mig_mode, &gpu.fabric_state, &gpu.remap_pending, &gpu.remap_failed];
+        assert_eq!(told.map(|value| value.as_deref()), [Some(NOT_AVAILABLE); 4]);
         assert!(gpu.mig_devices.is_empty());
     }
 
@@ -165,11 +159,10 @@ pub mod tests {
     fn a_board_on_an_nvswitch_has_its_fabric() {
         let log = SmiLog::parse(H200).unwrap();
         let [gpu] = &log.gpus[..] else { panic!("{log:?}") };
-        assert_eq!(
-            (&gpu.fabric_state, &gpu.fabric_status),
-            (&some("Completed"), &some("Success"))
-        );
-        assert_eq!((&gpu.remap_pending, &gpu.recovery_action), (&some("No"), &some("None")));
+        assert_eq!(gpu.fabric_state.as_deref(), Some("Completed"));
+        assert_eq!(gpu.fabric_status.as_deref(), Some("Success"));
+        assert_eq!(gpu.remap_pending.as_deref(), Some("No"));
+        assert_eq!(gpu.recovery_action.as_deref(), Some("None"));
     }
 
     #[test]

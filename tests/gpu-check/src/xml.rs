@@ -97,7 +97,7 @@ pub fn parse(text: &str) -> Result<Element, XmlError> {
             }
         }
         if let Some(mut element) = complete {
-            element.text = element.text.trim().to_owned();
+            element.text = String::from(element.text.trim());
             match open.last_mut() {
                 Some(parent) => parent.children.push(element),
                 None => root = Some(element),

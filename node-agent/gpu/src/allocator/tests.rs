@@ -365,7 +365,7 @@ fn before_the_driver_answers_held_shares_are_healthy_and_no_container_gets_anoth
         now: before.now,
     };
     test.observe(&held);
-    let healthy = |test: &AllocatorTest| Vec::from_iter(test.healthy().into_iter().map(|(_, id)| id));
+    let healthy = |test: &AllocatorTest| test.healthy().into_iter().map(|(_, id)| id).collect::<Vec<_>>();
     assert_eq!(healthy(&test), ["GPU-0"]);
     assert_eq!(test.count("nvidia.com/gpu").map(|(_, all)| all), Some(3));
     let refused = test.allocate("nvidia.com/gpu", &["GPU-1"]).unwrap_err().to_string();

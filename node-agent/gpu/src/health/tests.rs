@@ -191,7 +191,7 @@ fn a_gpu_whose_call_waits_behind_another_gpu_has_that_fault_until_the_driver_ans
             health
                 .faults
                 .get("G")
-                .map(|faults| Vec::from_iter(faults.iter().map(|fault| fault.reason)))
+                .map(|faults| faults.iter().map(|fault| fault.reason).collect::<Vec<_>>())
         };
         let blocked = Some(vec![FaultReason::DriverBlocked]);
         assert_eq!(observe(ProbeResult::Blocked), blocked);
@@ -403,14 +403,22 @@ fn what_a_probe_shows_has_a_grade() {
         let mut probe = look("G", &health);
         change(&mut probe);
         let began = health.observe(HealthObservation::Probe(probe), &Rules::default(), at(1));
-        let [begun] = &began[..] else {
+        let [transition] = &began[..] else {
             panic!("{reason:?}: {began:?}")
         };
-        assert_eq!((begun.fault.reason, begun.fault.grade()), (reason, grade));
-        let whole = look("G", &health);
+        assert_eq!((transition.fault.reason, transition.fault.grade()), (reason, grade));
+        let whole = GpuProbe {
+            retirement_pending: Some(false),
+            double_bit_pending: Some(false),
+            ..look("G", &health)
+        };
         health.observe(HealthObservation::Probe(whole), &Rules::default(), at(2));
         // Only the driver says that it asks for nothing more.
-        assert_eq!(health.faults.is_empty(), reason != FaultReason::RecoveryPending);
+        assert_eq!(
+            health.faults.is_empty(),
+            reason != FaultReason::RecoveryPending,
+            "{reason:?}"
+        );
     }
 }
 

@@ -178,13 +178,10 @@ async fn an_agent_that_starts_again_has_held_devices_healthy_before_the_driver_a
         })
         .await?;
     let messages = lab.kubelet.messages(GPU);
-    let first = messages[before].devices.iter();
-    let healthy = Vec::from_iter(
-        first
-            .filter(|device| device.health == "Healthy")
-            .map(|device| &device.id),
-    );
-    assert_eq!((healthy, messages[before].devices.len()), (Vec::from_iter(&held), 8));
+    let devices = &messages[before].devices;
+    let healthy = devices.iter().filter(|device| device.health == "Healthy");
+    let healthy: Vec<_> = healthy.map(|device| device.id.clone()).collect();
+    assert_eq!((healthy, devices.len()), (held.into_iter().collect(), 8));
     Ok(())
 }
 
