@@ -1,5 +1,5 @@
 //! GPUs that vanished. A driver upgrade, a GPU reset or a starting agent must not take a node from its policies, so a GPU that
-//! is not found stays in status for a while. Pure.
+//! is not found stays in status for a while, and one that is not looked for stays as it was. Pure.
 
 use gpunode_crds::{ConditionType, GpuDevice, GpuNodeStatus, MAX_DEVICES, Reason};
 use jiff::{SignedDuration, Timestamp};
@@ -11,9 +11,15 @@ const FACT_GRACE: SignedDuration = SignedDuration::from_mins(15);
 /// Adds the GPUs of `before` that `status` lacks, and the driver's facts if `status` has none.
 pub fn keep_missing(status: &mut GpuNodeStatus, before: &GpuNodeStatus, now: Timestamp) {
     let any_seen = !status.gpus.is_empty();
-    if !any_seen && is_released(status) {
-        // Released GPUs are not looked for, so they are not missing.
-        status.gpus.clone_from(&before.gpus);
+    if is_unread(status) {
+        // GPUs that are not looked for neither vanish nor come back.
+        if !any_seen {
+            status.gpus.clone_from(&before.gpus);
+        }
+        for gpu in &mut status.gpus {
+            let known = before.gpus.iter().find(|known| known.uuid == gpu.uuid);
+            gpu.missing_since = known.and_then(|known| known.missing_since.clone());
+        }
     }
     status.gpus = with_missing(std::mem::take(&mut status.gpus), &before.gpus, now);
     if !any_seen && !status.gpus.is_empty() {
@@ -23,17 +29,20 @@ pub fn keep_missing(status: &mut GpuNodeStatus, before: &GpuNodeStatus, now: Tim
     }
 }
 
-fn is_released(status: &GpuNodeStatus) -> bool {
+/// Returns true while the agent does not read the GPUs: they are released, or a call to the driver has no answer yet.
+fn is_unread(status: &GpuNodeStatus) -> bool {
+    let unread = [Reason::Released, Reason::DriverNotReady].map(Reason::as_str);
     ConditionType::DriverAvailable
         .find(&status.conditions)
-        .is_some_and(|condition| condition.reason == Reason::Released.as_str())
+        .is_some_and(|condition| unread.contains(&condition.reason.as_str()))
 }
 
-/// Returns the time at which the next missing GPU leaves the list.
-pub fn next_given_up(gpus: &[GpuDevice]) -> Option<Timestamp> {
+/// Returns the time after `now` at which the next missing GPU leaves the list.
+pub fn next_given_up(gpus: &[GpuDevice], now: Timestamp) -> Option<Timestamp> {
     gpus.iter()
         .filter_map(|gpu| gpu.missing_since.as_ref())
         .map(given_up)
+        .filter(|at| *at > now)
         .min()
 }
 
@@ -104,7 +113,7 @@ mod tests {
         let before = of(vec![gpu(0, None), gpu(1, None)]);
         let gone = after(&before, vec![gpu(1, None)], 5);
         assert_eq!(gone.gpus, [gpu(0, Some(5)), gpu(1, None)]);
-        assert_eq!(next_given_up(&gone.gpus), Some(at(20)));
+        assert_eq!(next_given_up(&gone.gpus, at(5)), Some(at(20)));
         // What an agent that starts anew reads from its own GpuNode is all that it needs.
         assert_eq!(after(&gone, vec![gpu(1, None)], 19).gpus, gone.gpus);
         assert_eq!(after(&gone, vec![gpu(1, None)], 20).gpus, [gpu(1, None)]);
@@ -116,7 +125,7 @@ mod tests {
         assert_eq!(gone.gpus, [gpu(0, Some(5))]);
         let back = after(&gone, vec![gpu(0, None)], 10);
         assert_eq!(
-            (back.gpus.as_slice(), next_given_up(&back.gpus)),
+            (back.gpus.as_slice(), next_given_up(&back.gpus, at(10))),
             ([gpu(0, None)].as_slice(), None)
         );
         assert_eq!(
@@ -135,19 +144,27 @@ mod tests {
     }
 
     #[test]
-    fn while_the_gpus_are_released_none_is_missing() {
-        let mut status = of(vec![]);
-        status.conditions.push(Condition {
-            type_: ConditionType::DriverAvailable.as_str().to_owned(),
-            status: "False".to_owned(),
-            reason: Reason::Released.as_str().to_owned(),
-            message: String::new(),
-            last_transition_time: Time(at(0)),
-            observed_generation: None,
-        });
-        keep_missing(&mut status, &of(vec![gpu(0, None), gpu(1, Some(2))]), at(5));
-        assert_eq!(status.gpus, [gpu(0, None), gpu(1, Some(2))]);
-        assert_eq!(status.driver_version.as_deref(), Some("580.95.05"));
+    fn gpus_that_the_agent_does_not_read_neither_vanish_nor_come_back() {
+        let before = of(vec![gpu(0, None), gpu(1, Some(2))]);
+        for reason in [Reason::Released, Reason::DriverNotReady] {
+            // Without a reading by an agent that starts meanwhile, and with one by the agent that was there before.
+            for seen in [vec![], vec![gpu(0, None), gpu(1, None)]] {
+                let mut status = of(seen);
+                status.conditions.push(Condition {
+                    type_: ConditionType::DriverAvailable.as_str().to_owned(),
+                    status: "False".to_owned(),
+                    reason: reason.as_str().to_owned(),
+                    message: String::new(),
+                    last_transition_time: Time(at(0)),
+                    observed_generation: None,
+                });
+                keep_missing(&mut status, &before, at(5));
+                assert_eq!(status.gpus, before.gpus, "{reason:?}");
+                assert_eq!(status.driver_version.as_deref(), Some("580.95.05"));
+                keep_missing(&mut status, &before, at(50));
+                assert_eq!(next_given_up(&status.gpus, at(50)), None, "{reason:?}");
+            }
+        }
     }
 
     #[test]
@@ -167,6 +184,6 @@ mod tests {
             .map(|index| gpu(index, None))
             .collect();
         let full = after(&of(vec![gpu(99, None)]), many, 1);
-        assert_eq!((full.gpus.len(), next_given_up(&full.gpus)), (MAX_DEVICES, None));
+        assert_eq!((full.gpus.len(), next_given_up(&full.gpus, at(1))), (MAX_DEVICES, None));
     }
 }

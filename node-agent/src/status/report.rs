@@ -20,8 +20,11 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
 /// Returns the status without transition times, which [`set_times`] sets: equal inputs give an equal status.
 pub fn status(identity: &AgentIdentity, inputs: StatusInputs<'_>) -> GpuNodeStatus {
-    // `keep_missing` keeps the facts of a driver that no longer answers.
-    let stands = matches!(inputs.hardware.driver, DriverState::Answers | DriverState::Released);
+    // `keep_missing` keeps the facts of a driver that no longer answers. A driver that the agent waits for may answer yet.
+    let stands = matches!(
+        inputs.hardware.driver,
+        DriverState::Answers | DriverState::Released | DriverState::Waiting(_)
+    );
     let inventory = inputs.hardware.inventory().filter(|_| stands);
     let snapshot = inputs.snapshot;
     let in_force = inputs.plugin.map(|plugin| plugin.in_force);

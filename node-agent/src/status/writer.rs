@@ -136,8 +136,9 @@ impl StatusWriter {
             (None, _) | (Some(_), GpuNodeState::Unknown | GpuNodeState::Absent) => Ok(false),
             (Some(report), GpuNodeState::Present(object)) => {
                 let mut status = report.status;
-                let is_new = complete(self.written.as_ref(), &mut status, object, Timestamp::now());
-                self.next_change = next_given_up(&status.gpus);
+                let now = Timestamp::now();
+                let is_new = complete(self.written.as_ref(), &mut status, object, now);
+                self.next_change = next_given_up(&status.gpus, now);
                 if !is_new {
                     return Ok(false);
                 }

@@ -13,7 +13,7 @@ use crate::{
     },
     health::node_health::NodeHealth,
     plugin::registration::RegisteredResources,
-    status::{conditions::not_registered, inputs::PluginStatus},
+    status::{conditions::not_registered, inputs::PluginStatus, missing::keep_missing},
 };
 use gpunode_crds::{AdvertisedDevice, Architecture, FaultGrade, FaultReason, HealthState, MpsDaemon, MpsDaemonState};
 use gpunode_gpu::{AdvertisedResource, AdvertisedShare, Gpu, GpuProbe, Inventory, PendingChange, ProbeResult};
@@ -589,14 +589,32 @@ fn a_device_has_the_grade_of_its_faults_and_a_degraded_one_is_healthy() {
 }
 
 #[test]
-fn a_released_node_says_so_and_keeps_what_it_has() {
+fn a_node_whose_driver_is_released_or_awaited_says_so_and_keeps_what_it_has() {
     let (mut hardware, in_force) = advertised();
-    let before = of_plugin(&hardware, &in_force, &["nvidia.com/gpu"]);
-    hardware.driver = DriverState::Released;
-    let status = of_plugin(&hardware, &in_force, &["nvidia.com/gpu"]);
-    assert_eq!(
-        verdicts(&status)[..2],
-        ["Ready=False Released", "DriverAvailable=False Released"]
-    );
-    assert_eq!((&status.gpus, &status.hardware), (&before.gpus, &before.hardware));
+    let report = |hardware: &Hardware| {
+        let snapshot = snapshot();
+        with_health(&broken("GPU-1"), &snapshot, hardware, &in_force, &["nvidia.com/gpu"])
+    };
+    let before = report(&hardware);
+    for (driver, reason) in [
+        (DriverState::Released, "Released"),
+        (
+            DriverState::Waiting("no answer within 30s".to_owned()),
+            "DriverNotReady",
+        ),
+    ] {
+        hardware.driver = driver;
+        let mut status = report(&hardware);
+        assert_eq!(
+            verdicts(&status)[..2],
+            [
+                format!("Ready=False {reason}"),
+                format!("DriverAvailable=False {reason}")
+            ]
+        );
+        keep_missing(&mut status, &before, Timestamp::from_second(9).unwrap());
+        assert_eq!((&status.gpus, &status.hardware), (&before.gpus, &before.hardware));
+        let health = status.gpus[1].health.as_ref().unwrap();
+        assert_eq!(health.state, HealthState::Unhealthy, "faults of this time are reported");
+    }
 }

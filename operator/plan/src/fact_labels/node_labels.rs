@@ -56,10 +56,13 @@ pub fn gpu_labels(gpu_node: Option<&GpuNode>, owned: &BTreeMap<String, String>) 
 /// Returns true if the agent cannot tell how GPUs are shared: it starts, or the driver does not answer for the moment. Labels must
 /// not change and change back.
 fn is_silent(status: &GpuNodeStatus) -> bool {
-    let unknown = Reason::HoldersUnknown.as_str();
-    let starts = status.conditions.iter().any(|condition| condition.reason == unknown);
-    let is_driver_silent = !status.gpus.is_empty() && status.gpus.iter().all(|gpu| gpu.missing_since.is_some());
-    status.resources.is_empty() && (starts || is_driver_silent)
+    let unknown = [Reason::HoldersUnknown, Reason::DriverNotReady].map(Reason::as_str);
+    let waits = status
+        .conditions
+        .iter()
+        .any(|condition| unknown.contains(&condition.reason.as_str()));
+    let are_missing = !status.gpus.is_empty() && status.gpus.iter().all(|gpu| gpu.missing_since.is_some());
+    status.resources.is_empty() && (waits || are_missing)
 }
 
 /// Returns true for a label that may be a fact label, given that no policy wants it.

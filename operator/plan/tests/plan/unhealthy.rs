@@ -123,6 +123,36 @@ fn taint_that_evicts_pods_counts_broken_gpus_alone_and_a_degraded_one_is_healthy
 }
 
 #[test]
+fn hang_of_one_gpu_evicts_no_pod_of_the_gpus_that_wait_behind_it() {
+    // As the agent reports them: the first GPU hangs, calls for the others wait, and none is missing.
+    let mut world = with_gpus(&[Some(60), None, None, None]);
+    let status = world.gpu_node.as_mut().and_then(|gpu_node| gpu_node.status.as_mut());
+    for (index, gpu) in status.unwrap().gpus.iter_mut().enumerate() {
+        let since = Some(Time(now() - SignedDuration::from_secs(60)));
+        gpu.health = Some(DeviceHealth {
+            state: HealthState::Unhealthy,
+            grade: Some(if index == 0 {
+                FaultGrade::Broken
+            } else {
+                FaultGrade::NoNewWork
+            }),
+            broken_since: since.clone().filter(|_| index == 0),
+            since,
+            ..DeviceHealth::default()
+        });
+    }
+    for (taint, expected) in [
+        ("{effect: NoExecute, minHealthy: 3}", vec![]),
+        ("{effect: NoExecute, minHealthy: 4}", vec!["NoExecute"]),
+        ("{effect: NoSchedule}", vec!["NoSchedule"]),
+    ] {
+        let mut world = world.clone();
+        world.converge(&[watching(taint)]);
+        assert_eq!(effects(&world), expected, "{taint}");
+    }
+}
+
+#[test]
 fn taint_goes_on_recovery_and_with_the_policy() {
     let policies = [watching("{effect: NoExecute}")];
     let mut world = with_gpus(&[Some(60)]);

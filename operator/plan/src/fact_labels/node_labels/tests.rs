@@ -205,7 +205,7 @@ fn long_names_are_cut_where_a_label_ends() {
 }
 
 #[test]
-fn labels_stay_until_an_agent_that_starts_knows_what_is_shared() {
+fn labels_stay_until_an_agent_that_starts_or_awaits_its_driver_knows_what_is_shared() {
     let mut gpu_node = GpuNode::new("n", GpuNodeSpec::default());
     let condition = |reason: Reason| Condition {
         type_: "DevicesOffered".to_owned(),
@@ -217,13 +217,14 @@ fn labels_stay_until_an_agent_that_starts_knows_what_is_shared() {
     };
     let owned = |pairs: &[(&str, &str)]| pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
     let owned: BTreeMap<String, String> = owned(&[("accelerator", "t4"), ("nvidia.com/gpu.replicas", "4")]);
-    let conditions = vec![condition(Reason::HoldersUnknown)];
-    gpu_node.status = Some(GpuNodeStatus {
-        conditions,
-        ..of(vec![gpu(0, "a")])
-    });
     let kept = BTreeMap::from([("nvidia.com/gpu.replicas".to_owned(), "4".to_owned())]);
-    assert_eq!(gpu_labels(Some(&gpu_node), &owned).labels, kept);
+    for reason in [Reason::HoldersUnknown, Reason::DriverNotReady] {
+        gpu_node.status = Some(GpuNodeStatus {
+            conditions: vec![condition(reason)],
+            ..of(vec![gpu(0, "a")])
+        });
+        assert_eq!(gpu_labels(Some(&gpu_node), &owned).labels, kept, "{reason:?}");
+    }
     gpu_node.status = Some(of(vec![gpu(0, "a")]));
     assert_eq!(
         gpu_labels(Some(&gpu_node), &owned).labels["nvidia.com/gpu.replicas"],
