@@ -169,7 +169,7 @@ impl DeviceFaults {
             }));
         }
         if verified {
-            transitions.extend(self.end(&probe.gpu, |fault| probe.disproves(fault, probe.processes)));
+            transitions.extend(self.end(&probe.gpu, |fault| probe.disproves(fault, probe.processes, rules)));
         }
         for instance in &probe.instances {
             let is_sure = self.is_sure(&instance.uuid, !instance.answers);
@@ -178,7 +178,7 @@ impl DeviceFaults {
             } else if instance.answers && verified {
                 // An answer of the GPU proves nothing about its MIG device, which has to answer itself.
                 transitions.extend(self.end(&instance.uuid, |fault| {
-                    fault.reason == FaultReason::NotAnswering || probe.disproves(fault, instance.processes)
+                    fault.reason == FaultReason::NotAnswering || probe.disproves(fault, instance.processes, rules)
                 }));
             }
         }

@@ -1,9 +1,10 @@
 //! One look at a GPU: the faults it shows, and those it disproves.
 
 use super::{
-    fault::{Cure, Fault},
+    fault::{Cure, Fault, is_ignored},
     xid::Resolution,
 };
+use gpunode_config::HealthRules as Rules;
 use gpunode_crds::FaultReason;
 
 /// Result of a probe of a GPU.
@@ -104,9 +105,14 @@ impl GpuProbe {
     }
 
     /// Returns true if the probe proves that an XID fault has ended, on a device with this many processes.
-    pub(super) fn disproves(&self, fault: &Fault, processes: Option<usize>) -> bool {
+    pub(super) fn disproves(&self, fault: &Fault, processes: Option<usize>, rules: &Rules) -> bool {
         // Rows and pages that only wait for a reset affect no work.
-        let is_damaged = [self.remap_failed, self.double_bit_pending].contains(&Some(true));
+        let is_damaged = [
+            (FaultReason::RowRemapFailed, self.remap_failed),
+            (FaultReason::UncorrectedEcc, self.double_bit_pending),
+        ]
+        .into_iter()
+        .any(|(reason, shown)| shown == Some(true) && !is_ignored(reason, rules));
         if fault.reason != FaultReason::Xid
             || self.result != ProbeResult::Responds
             || is_damaged

@@ -90,6 +90,29 @@ fn the_drivers_recovery_action_decides_where_it_is_told() {
 }
 
 #[test]
+fn damage_that_the_policy_ignores_keeps_no_xid() {
+    let ignoring = Rules {
+        ignore: vec![IgnorableFault::RowRemapFailed, IgnorableFault::UncorrectedEcc],
+        ..Rules::default()
+    };
+    for (rules, left) in [(Rules::default(), 1), (ignoring, 0)] {
+        type Damage = fn(&mut GpuProbe);
+        let damages: [Damage; 2] = [
+            |it| it.remap_failed = Some(true),
+            |it| it.double_bit_pending = Some(true),
+        ];
+        for damage in damages {
+            let mut health = with_xids(&rules, &[95]);
+            let mut probe = look("G", &health);
+            damage(&mut probe);
+            probe.recovery_action = Some(0);
+            health.observe(HealthObservation::Probe(probe), &rules, at(2));
+            assert_eq!(xids(&health, "G").len(), left);
+        }
+    }
+}
+
+#[test]
 fn a_look_from_before_an_xid_proves_nothing() {
     let rules = Rules::default();
     let mut health = DeviceFaults::default();
