@@ -224,7 +224,7 @@ impl DeviceState {
             let of_each = assigned.keys().map(|device| (device.clone(), reason.clone()));
             of_each.collect::<BTreeMap<_, _>>()
         };
-        reasons.extend(self.health.all.iter().flat_map(of_all));
+        reasons.extend(self.health.unavailable.iter().flat_map(of_all));
         let mut paused: BTreeMap<String, String> = self.health.paused_reasons().collect();
         paused.extend(self.health.paused.iter().flat_map(of_all));
         self.allocator.set_unavailable(reasons);

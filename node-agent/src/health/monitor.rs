@@ -348,7 +348,7 @@ impl HealthMonitor {
         let hardware = self.inputs.hardware.borrow().clone();
         let grace_is_over = self.unhealthy_from.is_some_and(|at| at <= Instant::now());
         let text = |problem: &str| format!("the driver does not answer: {problem}");
-        let (all, paused) = match hardware.as_deref().map(|hardware| &hardware.driver) {
+        let (unavailable, paused) = match hardware.as_deref().map(|hardware| &hardware.driver) {
             Some(DriverState::Released) => (Some("the GPUs of the node are released".to_owned()), None),
             Some(DriverState::Waiting(problem)) => (None, Some(text(problem))),
             driver => {
@@ -366,7 +366,7 @@ impl HealthMonitor {
         let rules = self.inputs.rules.borrow().clone();
         let faults = Some(self.saved.health.clone());
         let health = NodeHealth {
-            all,
+            unavailable,
             paused,
             faults,
             last_xids: self.saved.last_xids.clone(),

@@ -9,7 +9,7 @@ use std::sync::Arc;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeHealth {
     /// Reason why no device of the node can be used now.
-    pub all: Option<String>,
+    pub unavailable: Option<String>,
     /// Reason why no container gets another share of any device now: the agent waits for the driver.
     pub paused: Option<String>,
     /// Faults by GPU or MIG device; none before the first probe.
@@ -34,13 +34,12 @@ impl NodeHealth {
 
     fn reasons_of(&self, paused: bool) -> impl Iterator<Item = (String, String)> {
         self.faults.iter().flat_map(move |health| {
-            let withheld = health.devices().filter(move |(_, faults)| {
+            health.devices().filter_map(move |(device, faults)| {
+                let fault = health.gravest(&[device]).filter(|fault| fault.withholds())?;
                 let mut withholding = faults.iter().filter(|fault| fault.withholds());
-                withholding.all(|fault| fault.reason == FaultReason::DriverBlocked) == paused
-            });
-            let gravest = withheld.filter_map(|(device, _)| Some((device, health.gravest(&[device])?)));
-            let withheld = gravest.filter(|(_, fault)| fault.withholds());
-            withheld.map(|(device, fault)| (device.to_owned(), fault_text::meaning(fault)))
+                let is_paused = withholding.all(|fault| fault.reason == FaultReason::DriverBlocked);
+                (is_paused == paused).then(|| (device.to_owned(), fault_text::meaning(fault)))
+            })
         })
     }
 }

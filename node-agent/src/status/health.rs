@@ -16,11 +16,11 @@ pub fn set_health_times(status: &mut GpuNodeStatus, before: &GpuNodeStatus, now:
         .filter_map(|(uuid, health)| Some((uuid.to_owned(), health.take()?)))
         .collect();
     for (uuid, health) in status.gpus.iter_mut().flat_map(devices) {
-        let Some(health) = health.as_mut().filter(|health| is_whole(health)) else {
+        let Some(health) = health.as_mut().filter(|health| has_no_fault(health)) else {
             continue;
         };
         health.since = match before.get(uuid) {
-            Some(before) if is_whole(before) => before.since.clone(),
+            Some(before) if has_no_fault(before) => before.since.clone(),
             Some(_) => Some(Time(now)),
             None => None,
         };
@@ -28,7 +28,7 @@ pub fn set_health_times(status: &mut GpuNodeStatus, before: &GpuNodeStatus, now:
 }
 
 /// Returns true for a healthy device that is not degraded, whose fault has the time.
-fn is_whole(health: &DeviceHealth) -> bool {
+fn has_no_fault(health: &DeviceHealth) -> bool {
     health.state == HealthState::Healthy && health.grade.is_none()
 }
 

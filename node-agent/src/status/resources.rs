@@ -26,7 +26,7 @@ pub fn resources(snapshot: &DeviceSnapshot, health: &NodeHealth, plugin: PluginS
         .chain(silent.keys())
         .map(String::as_str)
         .collect();
-    let concerns_all = health.all.is_some() || health.paused.is_some();
+    let concerns_all = health.unavailable.is_some() || health.paused.is_some();
     let is_explained = |device: &str| concerns_all || explained.contains(device) || snapshot.is_faulty(device, health);
     let of = |advertised: &AdvertisedList| ResourceStatus {
         registered: plugin.registered.taken.contains(&advertised.resource.name),

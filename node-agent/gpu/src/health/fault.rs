@@ -113,7 +113,7 @@ impl Fault {
 
     /// Returns the event that clears it: the end of "clears after: ".
     pub fn waits_for(&self, rules: &Rules) -> &'static str {
-        if rules.recovery() == Recovery::Manual && !is_no_damage(self.reason) {
+        if rules.recovery() == Recovery::Manual && !needs_no_person(self.reason) {
             return "annotation gpunode.dev/recovered on the node";
         }
         match (self.reason, self.resolution()) {
@@ -132,7 +132,7 @@ impl Fault {
 }
 
 /// Returns true for faults that need no person to end: nothing of the GPU was damaged.
-pub(super) fn is_no_damage(reason: FaultReason) -> bool {
+pub(super) fn needs_no_person(reason: FaultReason) -> bool {
     matches!(reason, FaultReason::FabricNotReady | FaultReason::DriverBlocked)
 }
 

@@ -1,7 +1,7 @@
 //! The faults of a node's devices: which begin and end with an observation.
 
 use super::{
-    fault::{Cure, Fault, FaultTransition, is_ignored, is_no_damage},
+    fault::{Cure, Fault, FaultTransition, is_ignored, needs_no_person},
     observation::{HealthObservation, RunId},
     probe::{GpuProbe, ProbeResult},
     xid,
@@ -138,7 +138,7 @@ impl DeviceFaults {
                 let devices: Vec<_> = self.faults.keys().cloned().collect();
                 // A time in the future was noted before the clock was set back.
                 let is_before =
-                    |fault: &Fault| !is_no_damage(fault.reason) && (fault.latest < at || fault.latest > now);
+                    |fault: &Fault| !needs_no_person(fault.reason) && (fault.latest < at || fault.latest > now);
                 devices.iter().flat_map(|device| self.end(device, is_before)).collect()
             }
         }
@@ -158,7 +158,7 @@ impl DeviceFaults {
             }
             if shown {
                 transitions.extend(self.begin(probe.gpu.clone(), reason, None, now));
-            } else if verified || is_no_damage(reason) {
+            } else if verified || needs_no_person(reason) {
                 transitions.extend(self.end(&probe.gpu, |fault| fault.reason == reason));
             }
         }

@@ -410,7 +410,7 @@ fn unhealthy_shares_that_nothing_else_explains_are_withheld() {
     assert_eq!(of_health(&broken("GPU-0")), None, "it is broken");
     assert_eq!(of_health(&broken("GPU-1")), Some(2));
     let released = NodeHealth {
-        all: Some("the GPUs of the node are released".to_owned()),
+        unavailable: Some("the GPUs of the node are released".to_owned()),
         ..NodeHealth::default()
     };
     assert_eq!(of_health(&released), None);
