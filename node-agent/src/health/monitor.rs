@@ -350,7 +350,7 @@ impl HealthMonitor {
         let text = |problem: &str| format!("the driver does not answer: {problem}");
         let (unavailable, paused) = match hardware.as_deref().map(|hardware| &hardware.driver) {
             Some(DriverState::Released) => (Some("the GPUs of the node are released".to_owned()), None),
-            Some(DriverState::Waiting(problem)) => (None, Some(text(problem))),
+            Some(DriverState::Waiting(problem)) => (None, Some(problem.clone())),
             driver => {
                 let problem = driver.and_then(DriverState::problem).filter(|_| grace_is_over);
                 (problem.map(text), None)
