@@ -15,12 +15,9 @@ const MAX_HEALTH_TEXT: usize = 512;
 pub struct DeviceHealth {
     /// Health state; pods cannot get an unhealthy device.
     pub state: HealthState,
-    /// Grade of the fault; absent if the device has none. `Degraded` devices stay healthy.
-    #[serde(
-        default,
-        skip_serializing_if = "Option::is_none",
-        deserialize_with = "crate::newer_value::known_or_none"
-    )]
+    /// Grade of the fault; absent if the device has none. `Degraded` devices stay healthy, `NoNewWork` devices get no new pods,
+    /// and pods on `Broken` devices may be evicted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub grade: Option<FaultGrade>,
     /// Fault of the device, as one word for programs; absent if the device has none.
     #[serde(
@@ -79,6 +76,10 @@ pub enum HealthState {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema, IntoStaticStr)]
 #[schemars(description = "")]
 pub enum FaultGrade {
+    /// A grade that this version does not know: no pod is evicted for it.
+    #[serde(other)]
+    #[schemars(skip)]
+    Unknown,
     /// The device is reported and still allocated.
     Degraded,
     /// The device is not allocated. Pods that hold it stay.

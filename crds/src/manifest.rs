@@ -174,9 +174,16 @@ mod tests {
         let health = read.gpus[0].health.as_ref().expect("health");
         assert_eq!(
             (health.state, health.grade, health.reason),
-            (crate::HealthState::Unknown, None, None)
+            (crate::HealthState::Unknown, Some(crate::FaultGrade::Unknown), None)
         );
         assert_eq!(health.message.as_deref(), Some("m"));
+        let unhealthy = |grade| crate::DeviceHealth {
+            state: crate::HealthState::Unhealthy,
+            grade,
+            ..crate::DeviceHealth::default()
+        };
+        let evicts = [health.grade, None].map(|grade| unhealthy(grade).is_broken());
+        assert_eq!(evicts, [false, true], "an older agent reports no grade");
         assert_eq!(read.resources[0].allocatable, 4);
         // A value that is no text is an error as before.
         status["gpus"][0]["mode"] = serde_json::json!(1);
