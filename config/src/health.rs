@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 #[x_kube(validation = Rule::new("!has(self.ignoreXids) || !has(self.watchXids) || !self.ignoreXids.exists(x, self.watchXids.exists(y, x == y))")
     .message("ignoreXids and watchXids list the same XID; remove it from one of them").field_path(".watchXids"))]
 pub struct HealthRules {
-    /// Faults other than XIDs that count for nothing and are not reported.
+    /// Faults other than XIDs that do not count: the GPU is given out, and status does not show them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 16))]
     pub ignore: Vec<IgnorableFault>,

@@ -80,8 +80,8 @@ pub struct GpuNodePolicySpec {
     pub taints: Vec<PolicyTaint>,
 
     /// Adds a taint with effect NoSchedule to matching nodes when they start, and after each reboot, until the
-    /// resources of `devicePlugin` are allocatable. It keeps the scheduler from relying on an outdated view of the
-    /// node. `{}` uses the defaults. One field manager owns the whole block.
+    /// resources of `devicePlugin` are allocatable and every GPU has joined its NVLink fabric. It keeps the scheduler
+    /// from relying on an outdated view of the node. `{}` uses the defaults. One field manager owns the whole block.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub startup_taint: Option<StartupTaint>,
 
@@ -90,7 +90,8 @@ pub struct GpuNodePolicySpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unhealthy_taint: Option<UnhealthyTaint>,
 
-    /// Evicts pods that hold a broken GPU, within their PodDisruptionBudgets. Default: false.
+    /// Evicts pods that hold a GPU with a fault of the grade `Broken` (`status.gpus[].health.grade` of the GpuNode),
+    /// within their PodDisruptionBudgets. Default: false.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub evict_pods: Option<bool>,
 

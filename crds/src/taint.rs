@@ -64,8 +64,8 @@ pub struct StartupTaint {
 #[schemars(extend("x-kubernetes-map-type" = "atomic"))]
 pub struct UnhealthyTaint {
     /// Effect on pods that do not tolerate the taint. `NoSchedule` keeps new pods away. `PreferNoSchedule` keeps new
-    /// pods away if possible. `NoExecute` also evicts running pods, and counts broken and missing GPUs only.
-    /// Default: NoSchedule.
+    /// pods away if possible. `NoExecute` also evicts running pods, and counts only missing GPUs and those with a fault
+    /// of the grade `Broken`. Default: NoSchedule.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub effect: Option<TaintEffect>,
     /// Time for which a node must have too few healthy GPUs, such as `30s` or `5m`. Default: 30s.
