@@ -39,12 +39,14 @@ impl DeviceFaults {
         self.ticket
     }
 
-    /// Returns the gravest fault of the devices with these UUIDs: a GPU, or a MIG device and its GPU. Of equally grave ones, a
-    /// cause comes before the driver's wish for a reset or reboot, then the oldest.
+    /// Returns the gravest fault of the devices with these UUIDs: a GPU, or a MIG device and its GPU. Of one grade, a GPU that has
+    /// not joined its fabric comes first, for which a startup taint waits. Of equally grave ones, a cause comes before the driver's
+    /// wish for a reset or reboot, then the oldest.
     pub fn gravest<'a>(&'a self, uuids: &[&str]) -> Option<&'a Fault> {
         let faults = uuids.iter().filter_map(|uuid| self.faults.get(*uuid)).flatten();
         faults.min_by_key(|fault| {
-            let graver = Reverse((fault.grade(), fault.resolution()));
+            let waits_for_fabric = fault.reason == FaultReason::FabricNotReady;
+            let graver = Reverse((fault.grade(), waits_for_fabric, fault.resolution()));
             (graver, fault.is_wish(), fault.since)
         })
     }

@@ -573,6 +573,23 @@ fn a_gpu_that_has_not_joined_its_fabric_gets_no_work_until_it_has_and_needs_no_p
 }
 
 #[test]
+fn a_gpu_that_waits_for_its_fabric_says_so_whatever_else_keeps_new_work_away() {
+    let rules = Rules::default();
+    let mut health = DeviceFaults::default();
+    let mut probe = look("G", &health);
+    (probe.remap_failed, probe.recovery_action) = (Some(true), Some(4));
+    health.observe(HealthObservation::Probe(probe), &rules, at(1));
+    health.observe(HealthObservation::Fabric("G".to_owned(), false), &rules, at(2));
+    assert_eq!(health.gravest(&["G"]).unwrap().reason, FaultReason::FabricNotReady);
+    let lost = GpuProbe {
+        result: ProbeResult::Lost,
+        ..look("G", &health)
+    };
+    health.observe(HealthObservation::Probe(lost), &rules, at(3));
+    assert_eq!(health.gravest(&["G"]).unwrap().reason, FaultReason::Lost);
+}
+
+#[test]
 fn a_cause_is_told_before_the_wish_of_the_driver_that_came_first() {
     let rules = Rules::default();
     let mut health = DeviceFaults::default();

@@ -589,6 +589,32 @@ fn a_device_has_the_grade_of_its_faults_and_a_degraded_one_is_healthy() {
 }
 
 #[test]
+fn a_gpu_that_waits_for_its_fabric_gets_no_new_work_and_its_pods_stay() {
+    let (hardware, in_force) = advertised();
+    let mut faults = gpunode_gpu::DeviceFaults::default();
+    faults.observe(
+        gpunode_gpu::HealthObservation::Fabric("GPU-1".to_owned(), false),
+        &gpunode_config::HealthRules::default(),
+        Timestamp::UNIX_EPOCH,
+    );
+    let health = NodeHealth {
+        faults: Some(faults),
+        ..NodeHealth::default()
+    };
+    let status = with_health(&health, &snapshot(), &hardware, &in_force, &[]);
+    let health = status.gpus[1].health.clone().unwrap();
+    assert_eq!(
+        (health.state, health.grade, health.reason),
+        (
+            HealthState::Unhealthy,
+            Some(FaultGrade::NoNewWork),
+            Some(FaultReason::FabricNotReady)
+        )
+    );
+    assert!(!health.is_broken());
+}
+
+#[test]
 fn a_node_whose_driver_is_released_or_awaited_says_so_and_keeps_what_it_has() {
     let (mut hardware, in_force) = advertised();
     let report = |hardware: &Hardware| {
