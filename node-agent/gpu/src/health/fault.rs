@@ -100,7 +100,11 @@ impl Fault {
             (FaultReason::FabricNotReady, _) => {
                 "check that Fabric Manager runs on the node; behind fabric partitions, activate the one of the GPU"
             }
-            (FaultReason::DriverBlocked, _) => "repair the GPU that hangs; this one may need nothing",
+            (FaultReason::NotAnswering, _) => "reset the GPU; if the driver answers no call, reboot the node",
+            (FaultReason::DriverBlocked, _) => {
+                "repair the GPU with the fault NotAnswering; if no GPU of the node has it, a call of another program hangs: \
+                 reboot the node"
+            }
             (FaultReason::RecoveryPending, Some(action)) => recovery_action::advice(action),
             _ => self.resolution().advice(),
         }
