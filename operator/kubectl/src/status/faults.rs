@@ -82,7 +82,7 @@ fn description(fault: &DeviceHealth, devices: &[&DeviceSummary]) -> String {
     };
     let what = Some(format!("{} {state}{since}: {what}", subject(devices)));
     let may_stay = fault.grade == Some(FaultGrade::NoNewWork) && held.is_some();
-    let stays = may_stay.then(|| "its pods may go on".to_owned());
+    let stays = may_stay.then(|| "gpunode does not evict them".to_owned());
     let parts = [what, fault.action.clone(), waits, held, stays];
     parts.into_iter().flatten().collect::<Vec<_>>().join("; ")
 }
@@ -133,10 +133,15 @@ mod tests {
                 6,
                 &json!({"state": "Unhealthy", "grade": "NoNewWork", "reason": "NvLinkDown", "message": "a link is down"}),
             ),
+            gpu(
+                7,
+                &json!({"state": "Unhealthy", "grade": "NoNewWork", "reason": "MpsDaemonDied",
+                    "message": "the MPS control daemon died", "action": "delete the pods that use the device"}),
+            ),
         ];
-        let holder = json!({"namespace": "team", "pod": "a", "container": "c", "resource": "nvidia.com/gpu", "device": "GPU-6", "count": 1});
+        let holder = |pod: &str, device: &str| json!({"namespace": "team", "pod": pod, "container": "c", "resource": "nvidia.com/gpu", "device": device, "count": 1});
         let gpu_node = json!({"apiVersion": "gpunode.dev/v1alpha1", "kind": "GpuNode", "metadata": {"name": "n"}, "spec": {},
-            "status": {"gpus": gpus, "holders": [holder]}});
+            "status": {"gpus": gpus, "holders": [holder("a", "GPU-6"), holder("b", "GPU-7")]}});
         let gpu_node: GpuNode = serde_json::from_value(gpu_node).expect("a GpuNode");
         DeviceSummary::all(&gpu_node)
     }
@@ -145,7 +150,7 @@ mod tests {
     fn faults_have_short_names_with_their_gpus() {
         assert_eq!(
             fault_names(&devices()),
-            "Lost (GPU 3), NvLinkDown (GPU 6), RowRemapPending (GPU 5), XID 48 (GPU 1), XID 79 (GPUs 0, 2), missing (GPU 4)"
+            "Lost (GPU 3), MpsDaemonDied (GPU 7), NvLinkDown (GPU 6), RowRemapPending (GPU 5), XID 48 (GPU 1), XID 79 (GPUs 0, 2), missing (GPU 4)"
         );
         assert_eq!(fault_names(&[]), "");
     }
@@ -159,10 +164,12 @@ mod tests {
                 "GPU 1 is unhealthy since 2026-01-02T03:04:05Z: XID 48; reboot the node; clears after: node reboot",
                 "GPU 3 is unhealthy: Lost",
                 "GPU 5 is degraded: rows wait",
-                "GPU 6 is unhealthy: a link is down; held by team/a; its pods may go on",
+                "GPU 6 is unhealthy: a link is down; held by team/a; gpunode does not evict them",
+                "GPU 7 is unhealthy: the MPS control daemon died; delete the pods that use the device; held by team/b; \
+                 gpunode does not evict them",
             ]
         );
         let states: Vec<&str> = devices().iter().skip(5).map(|device| device.state.text()).collect();
-        assert_eq!(states, ["not advertised", "unhealthy"]);
+        assert_eq!(states, ["not advertised", "unhealthy", "unhealthy"]);
     }
 }
