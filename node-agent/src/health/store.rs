@@ -143,6 +143,21 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_fault_of_another_version_hides_no_other_fault() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut file = serde_json::to_value(HealthFile {
+            format: FORMAT,
+            content: broken(),
+        })
+        .unwrap();
+        let mut unknown = file["health"]["faults"]["GPU-1"].clone();
+        unknown[0]["reason"] = "Newer".into();
+        file["health"]["faults"]["GPU-2"] = unknown;
+        fs::write(folder.path().join(FILE), file.to_string()).unwrap();
+        assert_eq!(load(folder.path()).await, broken());
+    }
+
+    #[tokio::test]
     async fn a_file_that_tells_nothing_is_set_aside() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join(FILE);

@@ -9,7 +9,7 @@ use super::{
 use gpunode_config::{HealthRules as Rules, Recovery};
 use gpunode_crds::{FaultGrade, FaultReason};
 use jiff::Timestamp;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use std::{
     cmp::Reverse,
     collections::{BTreeMap, BTreeSet},
@@ -18,6 +18,7 @@ use std::{
 /// The faults of a node's devices. Its serialised form survives a restart of the agent.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceFaults {
+    #[serde(deserialize_with = "known_faults")]
     pub(super) faults: BTreeMap<String, Vec<Fault>>,
     run: Option<RunId>,
     /// Number of observations that began or renewed a fault.
@@ -312,6 +313,25 @@ impl DeviceFaults {
             })
             .collect()
     }
+}
+
+/// Reads faults, and leaves out those of a version that has other reasons.
+fn known_faults<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeMap<String, Vec<Fault>>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum SavedFault {
+        Known(Fault),
+        Unknown {},
+    }
+    let saved = BTreeMap::<String, Vec<SavedFault>>::deserialize(deserializer)?;
+    let known = saved.into_iter().map(|(device, faults)| {
+        let faults = faults.into_iter().filter_map(|fault| match fault {
+            SavedFault::Known(fault) => Some(fault),
+            SavedFault::Unknown {} => None,
+        });
+        (device, faults.collect::<Vec<_>>())
+    });
+    Ok(known.filter(|(_, faults)| !faults.is_empty()).collect())
 }
 
 /// Returns true if both are known and differ.
