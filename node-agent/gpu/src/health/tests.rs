@@ -448,12 +448,11 @@ fn what_a_probe_shows_has_a_grade() {
 #[test]
 fn the_driver_grades_an_xid_where_it_reports_a_recovery_action_and_the_catalog_elsewhere() {
     let rules = Rules::default();
-    for (number, expected) in [
-        (48, FaultGrade::Broken),
-        (74, FaultGrade::NoNewWork),
-        (149, FaultGrade::NoNewWork),
-        (9999, FaultGrade::Broken),
-    ] {
+    for number in [48, 74].into_iter().chain(143..=151).chain([9999]) {
+        let expected = match number {
+            74 | 144..=150 => FaultGrade::NoNewWork,
+            _ => FaultGrade::Broken,
+        };
         assert_eq!(grade(&with_xids(&rules, &[number]), "G"), Some(expected), "{number}");
     }
     let mut health = DeviceFaults::default();
@@ -551,6 +550,14 @@ fn what_the_policy_ignores_does_not_begin_and_ends_at_once() {
     let ended = health.observe(run("a", "1"), &ignoring, at(3));
     assert!(ended.len() == 2 && ended.iter().all(|it| !it.began), "{ended:?}");
     assert_eq!(reasons(&health), [FaultReason::RowRemapFailed]);
+}
+
+#[test]
+fn an_mps_daemon_that_died_keeps_new_work_away_and_evicts_nobody() {
+    let rules = Rules::default();
+    let mut health = DeviceFaults::default();
+    health.observe(HealthObservation::MpsDaemon("G".to_owned(), false), &rules, at(1));
+    assert_eq!(grade(&health, "G"), Some(FaultGrade::NoNewWork));
 }
 
 #[test]
