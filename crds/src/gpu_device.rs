@@ -60,7 +60,7 @@ pub struct GpuDevice {
     /// Last XID that the driver reported for the GPU, also one that does not make it unhealthy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_xid: Option<LastXid>,
-    /// Time since which the GPU has been missing or the driver has not answered. A missing GPU stays in the list for 15
+    /// Time since which the GPU, or a working driver for it, has been missing. A missing GPU stays in the list for 15
     /// minutes, so that a driver upgrade does not remove the node from its policies.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "crate::conditions::optional_time")]

@@ -52,7 +52,7 @@ pub struct DeviceSummary {
 pub enum DeviceAvailability {
     /// No longer in the node.
     Gone,
-    /// Its GPU was not seen for less than 15 minutes, or the driver does not answer.
+    /// Its GPU was not seen for less than 15 minutes, or the driver is missing or fails.
     Missing,
     /// The agents of the node have released its GPUs, as a label requests.
     Released,
