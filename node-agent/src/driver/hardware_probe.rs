@@ -136,8 +136,8 @@ impl DriverRoots {
                 ))
             }
             (Some(_), None) if !traces.is_validated && !is_in_use => DriverState::Waiting(format!(
-                "the driver's container is not ready: {} has neither {}",
-                self.host_root.join(VALIDATIONS).display(),
+                "the driver's container is not ready: /{VALIDATIONS} of the node has neither {}; see the log of \
+                 gpu-operator's driver pod; if no driver container runs on the node, delete the directory",
                 VALIDATED.join(" nor ")
             )),
             (Some((path, ..)), None) => {

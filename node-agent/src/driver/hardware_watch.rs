@@ -175,7 +175,8 @@ async fn calls_ended(
     if timeout(RELEASE_GRACE, roots.calls.ended()).await.is_ok() {
         return true;
     }
-    let message = "release the GPUs: a call to the driver has no answer yet; see the host's kernel log";
+    let message = "release the GPUs: a call to the driver has no answer yet; if it gets none, reboot the node (see its \
+                   kernel log)";
     publish_waiting(roots, hardware_sender, message.to_owned()).await;
     tokio::select! {
         () = roots.calls.ended() => true,
@@ -244,7 +245,9 @@ async fn probe_within(
                 break result;
             }
             if since() == begun {
-                let message = format!("query the driver: no answer within {limit:?}; see the host's kernel log");
+                let message = format!(
+                    "query the driver: no answer within {limit:?}; if it gives none, reboot the node (see its kernel log)"
+                );
                 publish_waiting(roots, hardware_sender, message).await;
                 // A second probe beside a hanging call would only block another thread.
                 break task.await;
