@@ -23,7 +23,7 @@ const CONTROLLER: &str = "gpunode-agent";
 pub enum EventReason {
     /// A GPU or MIG device became faulty.
     GpuUnhealthy,
-    /// A GPU has a fault that affects no work.
+    /// A GPU or MIG device has a fault that affects no work.
     GpuDegraded,
     /// A GPU or MIG device recovered.
     GpuHealthy,

@@ -59,7 +59,7 @@ pub struct PciFunction {
     pub is_attached: bool,
 }
 
-/// Reads the function with that address; all fields are none when it does not exist.
+/// Reads the function with that address; a function that does not exist has none of the facts.
 pub fn function(host_root: &Path, address: &str) -> PciFunction {
     let device = host_root.join(DEVICES).join(address);
     PciFunction {

@@ -1,7 +1,7 @@
 //! Number of GPUs, and their handles.
 //!
-//! A lost GPU is counted and has no handle: its index and address answer `GPU_IS_LOST`, and UUIDs and serial numbers answer
-//! so for every GPU.
+//! A lost GPU is counted, unless it is `unlisted`, and has no handle: its index and address answer `GPU_IS_LOST` or its
+//! `lostCode`, and UUIDs and serial numbers answer so for every GPU.
 
 use std::ffi::c_uint;
 

@@ -1,5 +1,5 @@
-//! `nvidia-cuda-mps-control`: with `-d` starts the daemon, with `-multiuser-server` for clients of all users at once; without arguments sends the commands of standard input to it.
-//! Anything else ends with 1.
+//! `nvidia-cuda-mps-control`: starts the daemon with `-d`, and sends it the commands of standard input without arguments. With
+//! `-multiuser-server` the daemon serves the clients of all users at once. Anything else ends with 1.
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a command line program")]
 
 use gpunode_mps_control::{
