@@ -176,8 +176,8 @@ fn keep_indices<'a>(gpus: impl Iterator<Item = &'a mut Gpu>, before: &[Gpu]) {
 
 /// Returns the UUID of the GPU that a reading before had at an index, unless indices may have shifted since.
 fn known_at(before: &[Gpu], index: u32, count: u32) -> Option<&str> {
-    let is_whole = before.iter().all(|gpu| gpu.index < count);
-    let gpu = before.iter().find(|gpu| is_whole && gpu.index == index)?;
+    let has_all = before.iter().all(|gpu| gpu.index < count);
+    let gpu = before.iter().find(|gpu| has_all && gpu.index == index)?;
     Some(&gpu.uuid)
 }
 
