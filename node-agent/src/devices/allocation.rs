@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn a_board_of_unknown_memory_gets_no_limit_of_it() {
+    fn a_board_of_unknown_memory_gets_no_memory_limit() {
         let mut granted = granted(DeviceSharing::Mps { replicas: 10 }, &[(1, 1)]);
         granted.devices[0].0.memory = MemoryMiB(0);
         let names: Vec<String> = envs(&granted).into_iter().map(|(name, _)| name).collect();

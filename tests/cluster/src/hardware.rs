@@ -200,7 +200,7 @@ mod tests {
 
     /// As GPU feature discovery reads them: it takes a missing file or a short configuration space for a failure.
     #[test]
-    fn a_gpus_function_can_be_read_whole() {
+    fn gpu_feature_discovery_can_read_a_gpus_pci_function() {
         let file = ClusterFile::parse(include_str!("../clusters/default.yaml")).unwrap();
         let bus = tempfile::tempdir().unwrap();
         write_sys_bus(bus.path(), &file.nodes[0]).unwrap();

@@ -318,7 +318,7 @@ async fn a_driver_container_that_is_not_ready_is_waited_for_and_a_driver_in_use_
 }
 
 #[tokio::test]
-async fn a_limit_of_time_is_that_of_each_gpu() {
+async fn the_time_limit_applies_to_each_gpu() {
     let host = Host::new("{node: n, board: Tesla T4, count: 4, topology: Pcie}");
     host.library
         .state("gpus: {0: {initMs: 400}, 1: {initMs: 400}, 2: {initMs: 400}, 3: {initMs: 400}}");

@@ -498,7 +498,7 @@ fn a_probe_finds_links_behind_a_gap() {
 
 /// On Grace NVML names the memory of the GPU, which is a node without CPUs.
 #[test]
-fn numa_nodes_are_those_of_the_slots() {
+fn the_numa_node_is_that_of_the_pci_slot_not_of_gpu_memory() {
     let driver = FakeDriver::new("{board: NVIDIA GB200, count: 1, topology: NVSwitch}");
     assert_eq!(driver.read(Path::new("/nowhere")).inventory.gpus[0].numa_node, None);
     let function = |_: &str| PciFunction {
@@ -604,7 +604,7 @@ fn probed(driver: &FakeDriver, target: ProbeTarget) -> ProbeReport {
 }
 
 #[test]
-fn a_driver_before_510_tells_memory_and_processes() {
+fn a_driver_before_510_reports_memory_and_processes() {
     let driver = FakeDriver::new("{board: Tesla T4, count: 1, topology: Pcie, driverVersion: 470.256.02}");
     driver.state("gpus: {0: {processes: [{pid: 7, memoryMib: 100}, {pid: 8, memoryMib: 1, kind: Graphics}]}}");
     let reading = driver.read(Path::new("/nowhere"));

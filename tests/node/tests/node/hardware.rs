@@ -234,7 +234,7 @@ async fn machines_that_gpunode_does_not_support_are_named() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_driver_before_510_tells_the_memory_of_its_gpus() -> Result<()> {
+async fn a_driver_before_510_reports_the_memory_of_its_gpus() -> Result<()> {
     let mut scenario = Scenario::new("old", "Tesla T4", 1, Topology::Pcie);
     scenario.driver_version = "470.256.02".to_owned();
     let config = "resources: [{name: a.b/memory, sharing: {strategy: Memory}}]";

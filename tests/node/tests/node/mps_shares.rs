@@ -52,7 +52,7 @@ async fn a_container_gets_its_part_of_threads_and_memory_and_the_daemon_of_its_g
 }
 
 #[tokio::test]
-async fn a_gpu_of_unknown_memory_has_no_limit_of_it() -> Result<()> {
+async fn a_gpu_of_unknown_memory_gets_no_memory_limit() -> Result<()> {
     let node = node_of(&["Tesla T4"])?;
     let daemons = MpsDaemons::none(&node);
     for uuid in node.uuids()? {
