@@ -2,7 +2,7 @@
 
 use crate::{Lab, eventually};
 use anyhow::{Context, Result, ensure};
-use gpunode_scenario::{RecoveryAction, StateFile};
+use gpunode_scenario::{RecoveryAction, StateError, StateFile};
 use serde_json::Value;
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ const TIMEOUT: u64 = 46;
 /// Agents look at their GPUs every 15 seconds.
 const LIMIT: Duration = Duration::from_mins(3);
 
-/// A GPU that needs a reset until it is mended or the value is dropped.
+/// A GPU with a fault until it is mended or the value is dropped.
 pub struct BrokenGpu<'a> {
     lab: &'a Lab,
     state: StateFile,
@@ -20,8 +20,20 @@ pub struct BrokenGpu<'a> {
 }
 
 impl Lab {
-    /// Breaks a GPU and waits until its agent has said so.
+    /// Breaks a GPU, which needs a reset then, and waits until its agent has said so.
     pub fn break_gpu(&self, node: &str, uuid: &str) -> Result<BrokenGpu<'_>> {
+        self.break_gpu_by(node, uuid, |state, index| {
+            state.inject_xid_with_recovery(index, TIMEOUT, RecoveryAction::GpuReset)
+        })
+    }
+
+    /// Changes a GPU so that it gets no new work, and waits until its agent has said so.
+    pub fn break_gpu_by<T>(
+        &self,
+        node: &str,
+        uuid: &str,
+        change: impl FnOnce(&StateFile, u32) -> Result<T, StateError>,
+    ) -> Result<BrokenGpu<'_>> {
         let uuids = self.gpu_uuids(node)?;
         let index = uuids
             .iter()
@@ -34,18 +46,16 @@ impl Lab {
             node: node.to_owned(),
             index: u32::try_from(index)?,
         };
-        broken
-            .state
-            .inject_xid_with_recovery(broken.index, TIMEOUT, RecoveryAction::GpuReset)?;
+        change(&broken.state, broken.index)?;
         broken.await_health("Unhealthy")?;
         Ok(broken)
     }
 }
 
 impl BrokenGpu<'_> {
-    /// Resets the GPU and waits until its agent has seen that.
+    /// Mends the GPU and waits until its agent has seen that.
     pub fn repair(self) -> Result<()> {
-        self.state.set_recovery_action(self.index, RecoveryAction::None)?;
+        self.state.repair(self.index)?;
         self.await_health("Healthy")
     }
 
@@ -72,6 +82,6 @@ impl BrokenGpu<'_> {
 impl Drop for BrokenGpu<'_> {
     fn drop(&mut self) {
         // The next test finds a GPU that agents see to be whole at their next look.
-        let _ = self.state.set_recovery_action(self.index, RecoveryAction::None);
+        let _ = self.state.repair(self.index);
     }
 }

@@ -3,6 +3,7 @@
 use crate::samples;
 use anyhow::{Context, Result, ensure};
 use gpunode_e2e::{AuditEvent, AuditLog, Lab, T4, eventually};
+use gpunode_scenario::{RecoveryAction, StateFile};
 use serde_json::Value;
 use std::time::Duration;
 
@@ -64,8 +65,18 @@ fn a_pod_on_a_broken_gpu_is_evicted_once_its_policy_says_so_and_its_budget_lets_
     eventually("the agent says who holds the GPU", LIMIT, is_held)?;
 
     let audit = lab.audit()?;
-    let broken = lab.break_gpu(T4, &gpu)?;
-    lab.await_allocatable(T4, RESOURCE, 3)?;
+    // A GPU that only gets no new work: its pod stays whatever the policy says.
+    let drained = lab.break_gpu_by(T4, &other.1, |state, index| {
+        state.set_recovery_action(index, RecoveryAction::DrainAndReset)
+    })?;
+    let object = lab.get(&["gpunode", T4])?;
+    let mut gpus = object["status"]["gpus"].as_array().into_iter().flatten();
+    ensure!(
+        gpus.any(|of| of["uuid"] == other.1.as_str() && of["health"]["grade"] == "NoNewWork"),
+        "{object}"
+    );
+    let broken = lab.break_gpu_by(T4, &gpu, StateFile::lose)?;
+    lab.await_allocatable(T4, RESOURCE, 2)?;
     is_held()?;
     assert_eq!(evicted(&audit)?, Vec::<String>::new(), "no policy says so");
 
@@ -92,11 +103,15 @@ fn a_pod_on_a_broken_gpu_is_evicted_once_its_policy_says_so_and_its_budget_lets_
     let message = eventually("an event says why the pod was evicted", LIMIT, || {
         event_message(&lab, &pod, "PodEvicted")
     })?;
-    ensure!(message.contains(&gpu) && message.contains("XID 46"), "{message}");
+    ensure!(
+        message.contains(&gpu) && message.contains("fallen off the bus"),
+        "{message}"
+    );
     assert_eq!(holder(&lab, "other")?, other, "nobody else has to go");
     assert_eq!(evicted(&audit)?, [pod]);
 
     broken.repair()?;
+    drained.repair()?;
     lab.await_allocatable(T4, RESOURCE, 4)?;
     assert_eq!(holder(&lab, "holder")?, moved);
     Ok(())

@@ -3,6 +3,7 @@
 use crate::samples;
 use anyhow::{Context, Result, ensure};
 use gpunode_e2e::{AuditEvent, Lab, NodeWatch, T4, eventually, is_event_since, taints};
+use gpunode_scenario::RecoveryAction;
 use jiff::{SignedDuration, Timestamp};
 use serde_json::Value;
 use std::time::Duration;
@@ -124,6 +125,23 @@ fn a_node_with_one_broken_gpu_stays_in_service_where_one_healthy_gpu_is_enough()
     lab.apply(&policy(1))?;
     lab.await_allocatable(T4, RESOURCE, 4)?;
     let gpu = lab.gpu_uuids(T4)?.into_iter().next().context("find a GPU")?;
+    let drained = lab.break_gpu_by(T4, &gpu, |state, index| {
+        state.set_recovery_action(index, RecoveryAction::DrainP2p)
+    })?;
+    lab.await_allocatable(T4, RESOURCE, 3)?;
+    // A new label shows what the operator does after it has seen that.
+    let evicting = "  unhealthyTaint: {effect: NoExecute, after: 0s, minHealthy: 4}\n  labels: {drained: 'yes'}\n";
+    lab.apply(&(samples::sharing("inference", "{}") + evicting))?;
+    lab.await_ready("sharing")?;
+    let found = taints(&lab.node(T4)?);
+    ensure!(
+        !found.iter().any(|taint| taint.starts_with(KEY)),
+        "no pod has to go: {found:?}"
+    );
+    drained.repair()?;
+    lab.apply(&policy(1))?;
+    lab.await_allocatable(T4, RESOURCE, 4)?;
+
     let broken = lab.break_gpu(T4, &gpu)?;
     lab.await_allocatable(T4, RESOURCE, 3)?;
     // What the operator does after it has seen the broken GPU: it counts the nodes of the policy again.
