@@ -10,8 +10,9 @@ use std::{
     time::Duration,
 };
 
-/// Longest age of a fresh answer. The supervisor probes every two seconds.
-const FRESH: Duration = Duration::from_secs(5);
+/// Longest age of a fresh answer. The supervisor probes every two seconds, and a question that gets no answer takes two more: one
+/// such question is no death. The answer of a daemon that is gone is removed at once.
+const FRESH: Duration = Duration::from_secs(8);
 
 /// Last answer of each daemon, as time since boot, by the UUID of the device.
 pub type DaemonAnswers = BTreeMap<String, Option<Duration>>;
@@ -88,8 +89,8 @@ mod tests {
         use MpsDaemonState::{Answering, NotAnswering};
         for (answered, state) in [
             (Some(10_000), Answering),
-            (Some(5_001), Answering),
-            (Some(5_000), NotAnswering),
+            (Some(2_001), Answering),
+            (Some(2_000), NotAnswering),
             // An answer from an earlier boot.
             (Some(10_001), NotAnswering),
             (None, NotAnswering),

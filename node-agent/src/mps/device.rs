@@ -23,7 +23,7 @@ use tracing::{info, warn};
 /// Interval between questions to a daemon that answers and whose processes run. Each question runs NVIDIA's program in a mount
 /// namespace of its own, so a daemon that hangs is noticed within this time, and one that died within [`INTERVAL`].
 const ASK_INTERVAL: Duration = Duration::from_mins(1);
-/// Interval between probes. With the timeout of a question it is shorter than the life of a fresh answer.
+/// Interval between probes. With the timeouts of a question it is shorter than the life of a fresh answer.
 const INTERVAL: Duration = Duration::from_secs(2);
 /// Interval between probes of a daemon that starts or quits.
 const SHORT_INTERVAL: Duration = Duration::from_millis(100);
