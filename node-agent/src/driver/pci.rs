@@ -73,6 +73,19 @@ pub fn function(host_root: &Path, address: &str) -> PciFunction {
     }
 }
 
+/// Returns the address of the GPU with that UUID; none if the kernel driver does not show it. The kernel driver shows the UUID of
+/// a GPU once it has initialised it.
+pub fn address_of(host_root: &Path, uuid: &str) -> Option<String> {
+    let attached = host_root.join(ATTACHED);
+    let has_uuid = |address: &String| {
+        let information = attribute(&attached.join(address), "information").unwrap_or_default();
+        let mut uuids = information.lines().filter_map(|line| line.strip_prefix("GPU UUID:"));
+        uuids.any(|found| found.trim() == uuid)
+    };
+    let mut addresses = entries(&attached).into_iter().map(|(address, _)| address);
+    addresses.find(has_uuid)
+}
+
 /// Reads the configuration space of a function, as far as this process has permission.
 pub fn configuration_space(host_root: &Path, address: &str) -> Option<Vec<u8>> {
     fs::read(host_root.join(DEVICES).join(address).join("config")).ok()
@@ -147,6 +160,27 @@ mod tests {
         assert_ne!(driver_entries(host.path()), before);
         fs::remove_dir(&gpu).unwrap();
         assert!(driver_entries(host.path()).is_empty());
+    }
+
+    #[test]
+    fn the_kernel_driver_tells_the_address_of_a_gpu() {
+        let host = tempfile::tempdir().unwrap();
+        // As `nv_procfs_read_gpu_info` of open-gpu-kernel-modules writes it, the first before the GPU is initialised.
+        for (address, uuid) in [
+            ("0000:07:00.0", "GPU-????????-????-????-????-????????????"),
+            ("0000:0b:00.0", "GPU-8dcd427e-483b-b48f-d7e5-75fb19a52b76"),
+        ] {
+            let gpu = host.path().join(ATTACHED).join(address);
+            fs::create_dir_all(&gpu).unwrap();
+            let text = format!("Model: \t\t Tesla T4\nIRQ:   \t\t 40\nGPU UUID: \t {uuid}\nVideo BIOS: \t ??\n");
+            fs::write(gpu.join("information"), text).unwrap();
+        }
+        let address = |uuid| address_of(host.path(), uuid);
+        assert_eq!(
+            address("GPU-8dcd427e-483b-b48f-d7e5-75fb19a52b76").as_deref(),
+            Some("0000:0b:00.0")
+        );
+        assert_eq!(address("GPU-00000000-483b-b48f-d7e5-75fb19a52b76"), None);
     }
 
     #[test]

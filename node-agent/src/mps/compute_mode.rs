@@ -1,11 +1,12 @@
 //! Compute mode of a GPU with an MPS daemon: saved before the change, and restored after the daemon. MIG devices have no
 //! compute mode of their own.
 
-use super::device_folder::DeviceFolder;
+use super::{control::MpsControl, device_folder::DeviceFolder};
 use crate::{
     driver::{
         library,
-        nvml::{self, ComputeMode},
+        nvml::{self, ComputeMode, GpuAddress},
+        pci,
     },
     store::atomic_file,
 };
@@ -36,32 +37,40 @@ pub enum ComputeModeError {
 }
 
 /// Sets the compute mode for MPS; blocks. The former mode is saved first, so that an abort loses nothing.
-pub fn set(folder: &DeviceFolder, roots: &[PathBuf]) -> Result<(), ComputeModeError> {
+pub fn set(folder: &DeviceFolder, control: &MpsControl) -> Result<(), ComputeModeError> {
     if folder.is_mig() {
         return Ok(());
     }
-    let library = library(folder, roots)?;
-    let mode = nvml::compute_mode(&library, folder.uuid())?;
+    let (library, gpu) = (library(folder, control)?, gpu(folder, control));
+    let mode = nvml::compute_mode(&library, &gpu)?;
     if saved(folder).is_none() {
         save(folder, mode).map_err(|source| save_error(folder, source))?;
     }
     if mode != ComputeMode::ExclusiveProcess {
-        nvml::set_compute_mode(&library, folder.uuid(), ComputeMode::ExclusiveProcess)?;
+        nvml::set_compute_mode(&library, &gpu, ComputeMode::ExclusiveProcess)?;
     }
     Ok(())
 }
 
 /// Restores the saved mode, if any; blocks.
-pub fn restore(folder: &DeviceFolder, roots: &[PathBuf]) -> Result<(), ComputeModeError> {
+pub fn restore(folder: &DeviceFolder, control: &MpsControl) -> Result<(), ComputeModeError> {
     let Some(mode) = saved(folder) else { return Ok(()) };
-    nvml::set_compute_mode(&library(folder, roots)?, folder.uuid(), mode)?;
+    nvml::set_compute_mode(&library(folder, control)?, &gpu(folder, control), mode)?;
     fs::remove_file(folder.compute_mode()).map_err(|source| save_error(folder, source))
 }
 
-fn library(folder: &DeviceFolder, roots: &[PathBuf]) -> Result<PathBuf, ComputeModeError> {
-    library::find_library(roots).ok_or_else(|| ComputeModeError::NoDriver {
+fn library(folder: &DeviceFolder, control: &MpsControl) -> Result<PathBuf, ComputeModeError> {
+    library::find_library(&control.roots()).ok_or_else(|| ComputeModeError::NoDriver {
         device: folder.uuid().to_owned(),
     })
+}
+
+/// Returns the GPU with its PCI address, by which NVML finds it without a look at the other GPUs.
+fn gpu(folder: &DeviceFolder, control: &MpsControl) -> GpuAddress {
+    GpuAddress {
+        uuid: folder.uuid().to_owned(),
+        pci_bus_id: pci::address_of(control.host_root(), folder.uuid()),
+    }
 }
 
 fn save_error(folder: &DeviceFolder, source: io::Error) -> ComputeModeError {
@@ -101,8 +110,10 @@ mod tests {
 
     #[test]
     fn a_mig_device_needs_no_driver_for_this() {
-        let folder = DeviceFolder::of(Path::new("/nowhere"), "MIG-1").unwrap();
-        set(&folder, &[]).unwrap();
-        restore(&folder, &[]).unwrap();
+        let nowhere = Path::new("/nowhere");
+        let folder = DeviceFolder::of(nowhere, "MIG-1").unwrap();
+        let control = MpsControl::new(nowhere, None);
+        set(&folder, &control).unwrap();
+        restore(&folder, &control).unwrap();
     }
 }

@@ -228,11 +228,10 @@ impl DaemonRunner {
 
     async fn compute_mode(
         &self,
-        change: fn(&DeviceFolder, &[std::path::PathBuf]) -> Result<(), compute_mode::ComputeModeError>,
+        change: fn(&DeviceFolder, &MpsControl) -> Result<(), compute_mode::ComputeModeError>,
     ) -> Result<()> {
-        let folder = self.folder.clone();
-        let roots = self.control.roots();
-        let change = spawn_blocking(move || change(&folder, &roots));
+        let (folder, control) = (self.folder.clone(), self.control.clone());
+        let change = spawn_blocking(move || change(&folder, &control));
         Ok(timeout(CALL_TIMEOUT, change)
             .await
             .context("set the compute mode: NVML does not answer")???)

@@ -49,7 +49,7 @@ pub fn find_gpu<'nvml>(nvml: &'nvml Nvml, gpu: &GpuAddress) -> Result<Device<'nv
 }
 
 /// Looks a GPU of unknown address up among all. Of those that do not answer, the last one's error is returned if none is it.
-pub fn find_gpu_by_index<'nvml>(nvml: &'nvml Nvml, uuid: &str) -> Result<Device<'nvml>, FailedCall> {
+fn find_gpu_by_index<'nvml>(nvml: &'nvml Nvml, uuid: &str) -> Result<Device<'nvml>, FailedCall> {
     let count = nvml.device_count().map_err(failed_in("nvmlDeviceGetCount_v2"))?;
     let mut failed = (BY_INDEX, NvmlError::NotFound);
     for index in 0..count {

@@ -15,6 +15,7 @@ use std::{
     path::{Path, PathBuf},
     process::Command,
     sync::OnceLock,
+    time::{Duration, Instant},
 };
 use tempfile::TempDir;
 
@@ -427,7 +428,7 @@ fn a_lost_gpu_keeps_no_other_gpu_from_changing_its_mode() {
     let driver = FakeDriver::new("{board: Tesla T4, count: 3, topology: Pcie}");
     let gpus = driver.read(Path::new("/nowhere")).inventory.gpus;
     driver.state("gpus: {1: {lost: true}}");
-    let mode = |index: usize| compute_mode(&driver.library(), &gpus[index].uuid);
+    let mode = |index: usize| compute_mode(&driver.library(), &GpuAddress::of(&gpus[index]));
     assert_eq!(mode(0).unwrap(), ComputeMode::Default);
     assert_eq!(mode(2).unwrap(), ComputeMode::Default);
     assert!(matches!(
@@ -437,6 +438,11 @@ fn a_lost_gpu_keeps_no_other_gpu_from_changing_its_mode() {
             ..
         })
     ));
+    // Nor does one that takes its time.
+    driver.state("gpus: {0: {initMs: 20000}}");
+    let start = Instant::now();
+    assert_eq!(mode(2).unwrap(), ComputeMode::Default);
+    assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
 }
 
 /// Another board in the slot is another GPU.
@@ -559,10 +565,10 @@ fn utilisation_leaves_out_what_does_not_tell() {
 fn a_compute_mode_is_seen_by_the_next_session() {
     let driver = FakeDriver::new("{board: Tesla T4, count: 1, topology: Pcie}");
     let library = driver.library();
-    let uuid = &driver.read(Path::new("/nowhere")).inventory.gpus[0].uuid;
-    assert_eq!(compute_mode(&library, uuid).unwrap(), ComputeMode::Default);
-    match set_compute_mode(&library, uuid, ComputeMode::ExclusiveProcess) {
-        Ok(()) => assert_eq!(compute_mode(&library, uuid).unwrap(), ComputeMode::ExclusiveProcess),
+    let gpu = &GpuAddress::of(&driver.read(Path::new("/nowhere")).inventory.gpus[0]);
+    assert_eq!(compute_mode(&library, gpu).unwrap(), ComputeMode::Default);
+    match set_compute_mode(&library, gpu, ComputeMode::ExclusiveProcess) {
+        Ok(()) => assert_eq!(compute_mode(&library, gpu).unwrap(), ComputeMode::ExclusiveProcess),
         // Only root has permission.
         Err(DriverError::SetComputeMode {
             source: NvmlError::NoPermission,
@@ -576,15 +582,19 @@ fn a_compute_mode_is_seen_by_the_next_session() {
 fn errors_name_the_gpu_and_what_was_tried() {
     let driver = FakeDriver::divided();
     let library = driver.library();
-    let uuid = &driver.read(Path::new("/nowhere")).inventory.gpus[1].uuid;
-    let error = set_compute_mode(&library, uuid, ComputeMode::ExclusiveProcess)
+    let gpu = GpuAddress::of(&driver.read(Path::new("/nowhere")).inventory.gpus[1]);
+    let error = set_compute_mode(&library, &gpu, ComputeMode::ExclusiveProcess)
         .unwrap_err()
         .to_string();
     assert!(
-        error.starts_with(&format!("set the compute mode of {uuid} to ExclusiveProcess: ")),
+        error.starts_with(&format!("set the compute mode of {} to ExclusiveProcess: ", gpu.uuid)),
         "{error}"
     );
-    let error = compute_mode(&library, "GPU-0").unwrap_err().to_string();
+    let unknown = GpuAddress {
+        uuid: "GPU-0".to_owned(),
+        pci_bus_id: None,
+    };
+    let error = compute_mode(&library, &unknown).unwrap_err().to_string();
     assert!(error.starts_with("read the compute mode of GPU-0: "), "{error}");
     assert!(matches!(
         utilisation(Path::new("/nowhere/libnvidia-ml.so.1")),
