@@ -44,7 +44,10 @@ use crate::{
     },
     api_server::release,
     kubelet::podresources::PodResources,
-    runtime::signals::{SignalRequest, Signals},
+    runtime::{
+        blocking_thread::BlockingThread,
+        signals::{SignalRequest, Signals},
+    },
     store::assignments::{self, Assignments},
 };
 use anyhow::{Context as _, Result};
@@ -314,6 +317,7 @@ impl Supervisor {
             folder,
             control,
             holders: self.holders.clone(),
+            driver_thread: BlockingThread::default(),
         };
         // The task acts only after the first update of the channel.
         let (desired, receiver) = watch::channel(DesiredDaemon::Rest);

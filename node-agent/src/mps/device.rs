@@ -9,7 +9,11 @@ use super::{
     holders::HolderQuery,
     processes,
 };
-use crate::{driver::hardware_probe::module, runtime::clock::since_boot, store::atomic_file};
+use crate::{
+    driver::hardware_probe::module,
+    runtime::{blocking_thread::BlockingThread, clock::since_boot},
+    store::atomic_file,
+};
 use anyhow::{Context as _, Result, bail};
 use rustix::process::Pid;
 use std::{fs, io, time::Duration};
@@ -41,6 +45,8 @@ pub struct DaemonRunner {
     pub control: MpsControl,
     /// Query for the holders of devices.
     pub holders: HolderQuery,
+    /// Changes the compute mode. The changes keep their order, also when NVML hangs.
+    pub driver_thread: BlockingThread,
 }
 
 impl DaemonRunner {
@@ -231,7 +237,7 @@ impl DaemonRunner {
         change: fn(&DeviceFolder, &MpsControl) -> Result<(), compute_mode::ComputeModeError>,
     ) -> Result<()> {
         let (folder, control) = (self.folder.clone(), self.control.clone());
-        let change = spawn_blocking(move || change(&folder, &control));
+        let change = self.driver_thread.run(move || change(&folder, &control));
         Ok(timeout(CALL_TIMEOUT, change)
             .await
             .context("set the compute mode: NVML does not answer")???)

@@ -155,3 +155,18 @@ async fn a_task_that_panics_is_started_again_alone() {
     assert_ne!(supervisor.daemons[DEVICE].task.id(), panicked);
     assert_eq!(supervisor.daemons[OTHER].task.id(), other);
 }
+
+#[tokio::test]
+async fn a_compute_mode_is_changed_after_the_change_before_it() {
+    let node = tempfile::tempdir().unwrap();
+    let mut supervisor = supervisor(node.path());
+    supervisor.reconcile().await;
+    let runner = &supervisor.daemons[DEVICE].runner;
+    let (end, hangs) = std::sync::mpsc::channel::<()>();
+    let soon = Duration::from_millis(20);
+    let change = runner.driver_thread.run(move || hangs.recv());
+    assert!(timeout(soon, change).await.is_err());
+    assert!(timeout(soon, runner.restore_compute_mode()).await.is_err());
+    drop(end);
+    runner.restore_compute_mode().await.unwrap();
+}
