@@ -66,6 +66,14 @@ pub fn module(host_root: &Path) -> Option<u64> {
     Some(module.ino())
 }
 
+/// Returns false for the library of a driver container that is not ready, where gpu-operator says so. Blocks.
+pub fn is_validated(host_root: &Path, library: &Path) -> bool {
+    let folder = host_root.join(VALIDATIONS);
+    !library.starts_with(host_root.join(library::DRIVER_CONTAINER))
+        || !folder.is_dir()
+        || VALIDATED.iter().any(|file| folder.join(file).exists())
+}
+
 impl HardwareTraces {
     /// Returns the parts that identify a driver and its GPUs.
     pub fn driver(&self) -> DriverId {
@@ -89,18 +97,12 @@ impl DriverRoots {
             pci: pci::functions(&self.host_root),
             attached: pci::driver_entries(&self.host_root),
             module: module(&self.host_root),
-            is_validated: library.as_ref().is_none_or(|(path, ..)| self.is_validated(path)),
+            is_validated: library
+                .as_ref()
+                .is_none_or(|(path, ..)| is_validated(&self.host_root, path)),
             library,
             instances: nvml::instances(&self.host_root),
         }
-    }
-
-    /// Returns false for the library of a driver container that is not ready, where gpu-operator says so.
-    fn is_validated(&self, library: &Path) -> bool {
-        let folder = self.host_root.join(VALIDATIONS);
-        !library.starts_with(self.host_root.join(library::DRIVER_CONTAINER))
-            || !folder.is_dir()
-            || VALIDATED.iter().any(|file| folder.join(file).exists())
     }
 
     /// Reads sysfs only. Blocks.

@@ -41,9 +41,20 @@ pub enum DaemonProbe {
     Gone,
 }
 
+/// Observation of a device's daemon and of the driver.
+#[derive(Clone, Copy, Debug)]
+pub struct DaemonObservation {
+    pub probe: DaemonProbe,
+    pub load: DriverLoad,
+    /// False while the driver's container is not ready.
+    pub is_validated: bool,
+}
+
 /// Action on a daemon. Each can be repeated after a crash in the middle of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DaemonAction {
+    /// Report that the driver's container is not ready: until then no session with the driver may begin.
+    AwaitDriver,
     /// Create the folders; save the GPU's compute mode and set the one for MPS.
     Prepare,
     /// Start the daemon.
@@ -91,9 +102,14 @@ impl DaemonState {
     pub fn next_action(
         &mut self,
         desired: DesiredDaemon,
-        (probe, load): (DaemonProbe, DriverLoad),
+        observation: DaemonObservation,
         now: Instant,
     ) -> Option<DaemonAction> {
+        let DaemonObservation {
+            probe,
+            load,
+            is_validated,
+        } = observation;
         self.record(probe, now);
         let prepared = self.prepared == Some(load);
         // A daemon with a request to quit accepts no new client: it ends first.
@@ -104,6 +120,7 @@ impl DaemonState {
         match (desired, probe) {
             (DesiredDaemon::Rest, _) => None,
             (DesiredDaemon::Run, DaemonProbe::Answers) if prepared => None,
+            (DesiredDaemon::Run, DaemonProbe::Gone) if !is_validated => Some(DaemonAction::AwaitDriver),
             (DesiredDaemon::Run, DaemonProbe::Gone) if prepared => self.attempt(DaemonAction::Start, now),
             // A daemon that answers already comes from an earlier supervisor, or the driver was loaded again.
             (DesiredDaemon::Run, DaemonProbe::Gone | DaemonProbe::Answers) => self.attempt(DaemonAction::Prepare, now),

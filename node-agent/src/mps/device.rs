@@ -3,14 +3,17 @@
 use super::{
     compute_mode,
     control::MpsControl,
-    daemon::{DaemonAction, DaemonProbe, DaemonState, DesiredDaemon, DriverLoad},
+    daemon::{DaemonAction, DaemonObservation, DaemonProbe, DaemonState, DesiredDaemon},
     device_folder::DeviceFolder,
     folders,
     holders::HolderQuery,
     processes,
 };
 use crate::{
-    driver::hardware_probe::module,
+    driver::{
+        hardware_probe::{is_validated, module},
+        library,
+    },
     runtime::{blocking_thread::BlockingThread, clock::since_boot},
     store::atomic_file,
 };
@@ -58,22 +61,26 @@ impl DaemonRunner {
         let mut short_until = Instant::now();
         loop {
             let target = *desired.borrow_and_update();
-            let probe = self.probe(target, &mut last_answer, &mut logged).await;
-            let mut next = probe.map(|probe| (probe, daemon.next_action(target, probe, std::time::Instant::now())));
+            let observed = self.observe(target, &mut last_answer, &mut logged).await;
+            let mut next = observed.map(|observed| {
+                let action = daemon.next_action(target, observed, std::time::Instant::now());
+                (observed, action)
+            });
             // A start follows its preparation at once.
-            while let Ok((probe, Some(action))) = next {
+            while let Ok((observed, Some(action))) = next {
                 let result = self.carry_out(action, &mut daemon, &mut logged).await;
                 logged.problem(&self.folder, result.as_ref().err().map(|error| format!("{error:#}")));
                 match (action, result) {
                     (DaemonAction::CleanUnlessHeld, Ok(())) if *desired.borrow() != DesiredDaemon::Run => return,
-                    (DaemonAction::Prepare, Ok(())) => daemon.prepared(probe.1),
+                    (DaemonAction::Prepare, Ok(())) => daemon.prepared(observed.load),
                     (_, Ok(())) => short_until = Instant::now() + SETTLES_WITHIN,
                     (_, Err(_)) => {}
                 }
-                next = Ok((probe, daemon.next_action(target, probe, std::time::Instant::now())));
                 if action != DaemonAction::Prepare {
                     break;
                 }
+                let action = daemon.next_action(target, observed, std::time::Instant::now());
+                next = Ok((observed, action));
             }
             if let Err(error) = next {
                 logged.problem(&self.folder, Some(format!("{error:#}")));
@@ -89,34 +96,49 @@ impl DaemonRunner {
         }
     }
 
-    /// Probes the daemon, and reads the load of the driver.
+    /// Probes the daemon, and looks at the driver.
+    async fn observe(
+        &self,
+        desired: DesiredDaemon,
+        last_answer: &mut Option<DaemonAnswer>,
+        logged: &mut LoggedState,
+    ) -> Result<DaemonObservation> {
+        let control = self.control.clone();
+        let driver = blocking(move || {
+            let (library, host_root) = (library::find_library(&control.roots()), control.host_root());
+            let is_validated = library.is_none_or(|library| is_validated(host_root, &library));
+            Ok((module(host_root), is_validated))
+        });
+        let (load, is_validated) = driver.await.context("look at the driver")?;
+        Ok(DaemonObservation {
+            probe: self.probe(desired, last_answer, logged).await?,
+            load,
+            is_validated,
+        })
+    }
+
     async fn probe(
         &self,
         desired: DesiredDaemon,
         last_answer: &mut Option<DaemonAnswer>,
         logged: &mut LoggedState,
-    ) -> Result<(DaemonProbe, DriverLoad)> {
+    ) -> Result<DaemonProbe> {
         let before = last_answer.take().filter(|_| desired == DesiredDaemon::Run);
         let known = before.as_ref().map(|answer| answer.processes.clone());
-        let (running, load) = self.look(known.unwrap_or_default()).await?;
+        let running = self.running_processes(known.unwrap_or_default()).await?;
         if desired == DesiredDaemon::Run {
             let is_fresh = |answer: &DaemonAnswer| answer.at.elapsed() < ASK_INTERVAL && !running.is_empty();
             let fresh = before.filter(|answer| answer.processes == running && is_fresh(answer));
-            let answer = match fresh {
-                Some(answer) => Ok((answer, false)),
-                None => self.control.probe(&self.folder).await.map(|()| {
-                    let (at, processes) = (Instant::now(), running.clone());
-                    (DaemonAnswer { at, processes }, true)
-                }),
+            let answer = if fresh.is_some() {
+                fresh
+            } else {
+                self.ask(&running, logged).await?
             };
-            match answer {
-                Ok((answer, was_asked)) => {
-                    self.record_answer(was_asked).await?;
-                    logged.answers(&self.folder);
-                    *last_answer = Some(answer);
-                    return Ok((DaemonProbe::Answers, load));
-                }
-                Err(error) => logged.silent(&self.folder, &error.to_string()),
+            if let Some(answer) = answer {
+                self.record_answer().await?;
+                logged.answers(&self.folder);
+                *last_answer = Some(answer);
+                return Ok(DaemonProbe::Answers);
             }
         }
         let (folder, is_gone) = (self.folder.clone(), running.is_empty());
@@ -130,47 +152,53 @@ impl DaemonRunner {
         })
         .await
         .with_context(|| format!("withdraw the answer of the daemon in {}", self.folder.path().display()))?;
-        let probe = if is_gone {
+        Ok(if is_gone {
             DaemonProbe::Gone
         } else {
             DaemonProbe::Silent { answered }
-        };
-        Ok((probe, load))
+        })
     }
 
-    /// Returns the processes of the daemon and the load of the driver. As long as the `known` ones run, no other is read.
-    async fn look(&self, known: Vec<Pid>) -> Result<(Vec<Pid>, DriverLoad)> {
-        let (folder, host_root) = (self.folder.clone(), self.control.host_root().to_owned());
+    /// Returns the processes of the daemon. As long as the `known` ones run, no other is read.
+    async fn running_processes(&self, known: Vec<Pid>) -> Result<Vec<Pid>> {
+        let folder = self.folder.clone();
         blocking(move || {
-            let running = if !known.is_empty() && processes::all_run(&known, &folder)? {
-                known
+            if !known.is_empty() && processes::all_run(&known, &folder)? {
+                Ok(known)
             } else {
-                processes::of_daemon(&folder)?
-            };
-            Ok((running, module(&host_root)))
+                processes::of_daemon(&folder)
+            }
         })
         .await
         .with_context(|| format!("find the processes of the MPS control daemon of {}", self.folder.uuid()))
     }
 
-    /// Records the time of the answer, for agents. Each question adds lines to the logs.
-    async fn record_answer(&self, was_asked: bool) -> Result<()> {
+    /// Asks the daemon with these processes; none without an answer. Each question adds lines to the logs.
+    async fn ask(&self, processes: &[Pid], logged: &mut LoggedState) -> Result<Option<DaemonAnswer>> {
+        if let Err(error) = self.control.probe(&self.folder).await {
+            logged.silent(&self.folder, &error.to_string());
+            return Ok(None);
+        }
+        let (at, folder) = (Instant::now(), self.folder.clone());
+        blocking(move || folders::truncate_logs(&folder))
+            .await
+            .with_context(|| format!("truncate the logs in {}", self.folder.path().display()))?;
+        let processes = processes.to_vec();
+        Ok(Some(DaemonAnswer { at, processes }))
+    }
+
+    /// Records the time of the answer, for agents.
+    async fn record_answer(&self) -> Result<()> {
         let folder = self.folder.clone();
-        blocking(move || {
-            atomic_file::replace(&folder.answered(), since_boot().as_millis().to_string().as_bytes())?;
-            if was_asked {
-                folders::truncate_logs(&folder)
-            } else {
-                Ok(())
-            }
-        })
-        .await
-        .with_context(|| format!("record the answer of the daemon in {}", self.folder.path().display()))
+        blocking(move || atomic_file::replace(&folder.answered(), since_boot().as_millis().to_string().as_bytes()))
+            .await
+            .with_context(|| format!("record the answer of the daemon in {}", self.folder.path().display()))
     }
 
     async fn carry_out(&self, action: DaemonAction, daemon: &mut DaemonState, logged: &mut LoggedState) -> Result<()> {
         let (device, folder) = (self.folder.uuid(), self.folder.clone());
         match action {
+            DaemonAction::AwaitDriver => bail!("the driver's container is not ready; the daemon starts when it is"),
             DaemonAction::Prepare => self.prepare().await,
             DaemonAction::Start => {
                 blocking(move || folders::clear(&folder))

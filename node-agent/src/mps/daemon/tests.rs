@@ -4,6 +4,7 @@ use super::*;
 struct DaemonTest {
     daemon: DaemonState,
     load: DriverLoad,
+    is_validated: bool,
     start: Instant,
 }
 
@@ -14,13 +15,22 @@ impl DaemonTest {
         Self {
             daemon: DaemonState::default(),
             load: Some(1),
+            is_validated: true,
             start: Instant::now(),
         }
     }
 
     fn next(&mut self, seconds: u64, desired: DesiredDaemon, probe: DaemonProbe) -> Option<DaemonAction> {
-        self.daemon
-            .next_action(desired, (probe, self.load), self.start + Duration::from_secs(seconds))
+        self.next_at(self.start + Duration::from_secs(seconds), desired, probe)
+    }
+
+    fn next_at(&mut self, now: Instant, desired: DesiredDaemon, probe: DaemonProbe) -> Option<DaemonAction> {
+        let observation = DaemonObservation {
+            probe,
+            load: self.load,
+            is_validated: self.is_validated,
+        };
+        self.daemon.next_action(desired, observation, now)
     }
 
     /// Like [`Self::next`], with a preparation that succeeds at once.
@@ -136,7 +146,7 @@ fn a_daemon_that_cannot_be_killed_is_killed_ever_more_rarely() {
     // Ten probes per second.
     let kills = (20..2000).filter(|tenth| {
         let now = test.start + Duration::from_millis(tenth * 100);
-        test.daemon.next_action(DesiredDaemon::Run, (silent, test.load), now) == Some(DaemonAction::Kill)
+        test.next_at(now, DesiredDaemon::Run, silent) == Some(DaemonAction::Kill)
     });
     assert_eq!(
         kills.map(|tenth| tenth / 10).collect::<Vec<_>>(),
@@ -237,6 +247,24 @@ fn the_compute_mode_is_set_again_after_the_driver_was_loaded_again() {
         test.next(20, DesiredDaemon::Run, DaemonProbe::Gone),
         Some(DaemonAction::Prepare)
     );
+}
+
+#[test]
+fn a_daemon_is_started_as_soon_as_the_drivers_container_is_ready() {
+    let mut test = DaemonTest::new();
+    test.is_validated = false;
+    for second in 0..200 {
+        let action = test.next(second, DesiredDaemon::Run, DaemonProbe::Gone);
+        assert_eq!(action, Some(DaemonAction::AwaitDriver));
+    }
+    test.is_validated = true;
+    assert_eq!(
+        test.next_prepared(200, DesiredDaemon::Run, DaemonProbe::Gone),
+        Some(DaemonAction::Start)
+    );
+    // It uses the driver, which therefore needs no validation.
+    test.is_validated = false;
+    assert_eq!(test.next(201, DesiredDaemon::Run, DaemonProbe::Answers), None);
 }
 
 #[test]

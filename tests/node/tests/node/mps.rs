@@ -101,6 +101,24 @@ async fn the_compute_mode_is_set_again_after_a_driver_reload_and_after_a_death()
 
 #[tokio::test]
 #[ignore = "needs root: make test"]
+async fn no_daemon_uses_a_driver_whose_container_is_not_ready() -> Result<()> {
+    let mps = MpsNode::new()?;
+    let validations = mps.node.host_root().join("run/nvidia/validations");
+    fs::create_dir(&validations)?;
+    let gpu = mps.gpu(0)?;
+    mps.assign(&[&gpu])?;
+    let agent = mps.supervisor()?;
+    agent.logs("the driver's container is not ready").await?;
+    assert_eq!(mps.compute_mode(0)?, ComputeMode::Default);
+    assert_eq!(mps.daemon(&gpu), None);
+    fs::write(validations.join(".driver-ctr-ready"), "")?;
+    mps.answers(&gpu).await?;
+    assert_eq!(mps.compute_mode(0)?, ComputeMode::ExclusiveProcess);
+    Ok(())
+}
+
+#[tokio::test]
+#[ignore = "needs root: make test"]
 async fn a_daemon_that_lives_is_asked_once_a_minute() -> Result<()> {
     let (mps, gpu, _agent) = MpsNode::supervised()?;
     mps.answers(&gpu).await?;
