@@ -74,6 +74,8 @@ pub enum DaemonAction {
 pub struct DaemonState {
     /// Load of the driver for which the device is prepared: a driver that is loaded again has forgotten the compute mode.
     prepared: Option<DriverLoad>,
+    /// Last load of the driver.
+    load: DriverLoad,
     pause: Duration,
     not_before: Option<Instant>,
     answering_since: Option<Instant>,
@@ -87,6 +89,7 @@ impl Default for DaemonState {
     fn default() -> Self {
         Self {
             prepared: None,
+            load: None,
             pause: MIN_PAUSE,
             not_before: None,
             answering_since: None,
@@ -111,6 +114,10 @@ impl DaemonState {
             is_validated,
         } = observation;
         self.record(probe, now);
+        if std::mem::replace(&mut self.load, load) != load {
+            // What failed with another driver, or with none, may succeed now.
+            (self.not_before, self.pause) = (None, MIN_PAUSE);
+        }
         let prepared = self.prepared == Some(load);
         // A daemon with a request to quit accepts no new client: it ends first.
         let desired = match desired {

@@ -250,6 +250,20 @@ fn the_compute_mode_is_set_again_after_the_driver_was_loaded_again() {
 }
 
 #[test]
+fn the_compute_mode_is_set_at_once_when_a_driver_is_back_after_a_long_time() {
+    let mut test = running();
+    test.load = None;
+    for second in 2..130 {
+        test.next(second, DesiredDaemon::Run, DaemonProbe::Answers);
+    }
+    test.load = Some(2);
+    assert_eq!(
+        test.next(130, DesiredDaemon::Run, DaemonProbe::Answers),
+        Some(DaemonAction::Prepare)
+    );
+}
+
+#[test]
 fn a_daemon_is_started_as_soon_as_the_drivers_container_is_ready() {
     let mut test = DaemonTest::new();
     test.is_validated = false;
