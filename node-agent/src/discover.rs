@@ -72,6 +72,7 @@ pub async fn discover(args: NodeArgs) -> Result<()> {
         hardware: hardware_sender,
         probe_now: probe_now.clone(),
         release: ReleaseRequest::new(Some(gpu_node.clone()), &args.host.state_dir),
+        mps_dir: args.host.mps_dir.clone(),
         driver_events: None,
         metrics: metrics.clone(),
     };

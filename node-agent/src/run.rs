@@ -83,6 +83,7 @@ pub async fn run(args: RunArgs) -> Result<()> {
         hardware: hardware_sender,
         probe_now: probe_hardware.clone(),
         release: ReleaseRequest::new(client.is_some().then(|| gpu_node.clone()), &host.state_dir),
+        mps_dir: host.mps_dir.clone(),
         driver_events: Some(driver_events),
         metrics: metrics.clone(),
     };

@@ -13,7 +13,13 @@ use crate::{
     },
 };
 use gpunode_gpu::Inventory;
-use std::{sync::Arc, time::Duration};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    pin::pin,
+    sync::Arc,
+    time::Duration,
+};
 use tokio::{
     sync::{Notify, watch},
     time::{Instant, sleep, timeout, timeout_at},
@@ -38,6 +44,8 @@ const SESSIONS_TIMEOUT: Duration = Duration::from_secs(10);
 const PROBE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Time for calls to the driver to end before the report says that the release waits for them.
 const RELEASE_GRACE: Duration = Duration::from_secs(5);
+/// Time limit, after [`RELEASE_GRACE`], for MPS daemons to end. One with clients stays as long as they do.
+const DAEMONS_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// Task that probes the hardware and publishes the result.
 pub struct HardwareWatch {
@@ -48,6 +56,8 @@ pub struct HardwareWatch {
     pub probe_now: Arc<Notify>,
     /// Request to leave the driver alone.
     pub release: ReleaseRequest,
+    /// Folder of the MPS control daemons, which end when the GPUs are released.
+    pub mps_dir: PathBuf,
     /// Events of the driver, which follow the driver that the probes find.
     pub driver_events: Option<DriverEvents>,
     pub metrics: AgentMetrics,
@@ -62,6 +72,7 @@ impl HardwareWatch {
             hardware: hardware_sender,
             probe_now,
             mut release,
+            mps_dir,
             driver_events: mut events,
             metrics,
         } = self;
@@ -82,7 +93,9 @@ impl HardwareWatch {
                 before = None;
                 roots.calls.close();
                 release.save(true).await;
-                if calls_ended(&roots, &hardware_sender, &mut release).await {
+                if calls_ended(&roots, &hardware_sender, &mut release).await
+                    && daemons_ended(&mps_dir, &roots, &hardware_sender, &mut release).await
+                {
                     publish_released(&roots, &hardware_sender).await;
                     release.wait_for(false).await;
                 }
@@ -182,6 +195,41 @@ async fn calls_ended(
         () = roots.calls.ended() => true,
         () = release.wait_for(false) => false,
     }
+}
+
+/// Waits until the supervisor has ended the MPS daemons without clients and restored their compute modes. Returns false when the
+/// GPUs need not be released any more.
+async fn daemons_ended(
+    mps_dir: &Path,
+    roots: &Arc<DriverRoots>,
+    hardware_sender: &watch::Sender<Option<Arc<Hardware>>>,
+    release: &mut ReleaseRequest,
+) -> bool {
+    let ended = async {
+        loop {
+            let folder = mps_dir.to_owned();
+            if run_blocking(move || has_daemons(&folder)).await != Some(true) {
+                return;
+            }
+            sleep(MIN_RETRY).await;
+        }
+    };
+    let mut ended = pin!(ended);
+    if timeout(RELEASE_GRACE, &mut ended).await.is_ok() {
+        return true;
+    }
+    let message = "release the GPUs: MPS control daemons still run; they end after the pods that use them";
+    publish_waiting(roots, hardware_sender, message.to_owned()).await;
+    tokio::select! {
+        _ = timeout(DAEMONS_TIMEOUT, ended) => true,
+        () = release.wait_for(false) => false,
+    }
+}
+
+/// Returns true while a device has a folder of the MPS supervisor, who removes it last. Blocks.
+fn has_daemons(mps_dir: &Path) -> bool {
+    let mut entries = fs::read_dir(mps_dir).into_iter().flatten().filter_map(Result::ok);
+    entries.any(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
 }
 
 /// Publishes that the agent waits for the driver, and keeps the last probe's GPUs.

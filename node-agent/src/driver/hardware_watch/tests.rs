@@ -72,6 +72,7 @@ impl Host {
             hardware: sender,
             probe_now: Arc::new(Notify::new()),
             release,
+            mps_dir: self.root.path().join("mps"),
             driver_events: None,
             metrics: AgentMetrics::new(),
         };
@@ -278,6 +279,47 @@ async fn the_gpus_are_released_once_no_call_of_the_agent_holds_the_driver() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn the_gpus_are_released_once_the_mps_daemons_without_clients_have_ended() {
+    let host = Host::new(UNDIVIDED);
+    let daemon = host.root.path().join("mps/GPU-1");
+    fs::create_dir_all(&daemon).unwrap();
+    fs::write(host.root.path().join("mps/lock"), "").unwrap();
+    let (say, said) = watch::channel(gpu_node(false));
+    let mut seen = host.watch_with(ReleaseRequest::new(Some(said), host.root.path()));
+    let answers = |found: &Hardware| found.driver == DriverState::Answers;
+    let is_released = |found: &Hardware| found.driver == DriverState::Released;
+    wait_for(&mut seen, answers).await;
+
+    // A release that ends before the daemon does.
+    say.send_replace(gpu_node(true));
+    let waiting = wait_for(&mut seen, |found| found.problem().is_some()).await;
+    assert!(
+        waiting
+            .problem()
+            .is_some_and(|problem| problem.starts_with("release the GPUs: MPS ")),
+        "{waiting:?}"
+    );
+    say.send_replace(gpu_node(false));
+    wait_for(&mut seen, answers).await;
+
+    // A daemon whose device a pod holds.
+    let start = Instant::now();
+    say.send_replace(gpu_node(true));
+    wait_for(&mut seen, is_released).await;
+    assert!(start.elapsed() >= DAEMONS_TIMEOUT, "{:?}", start.elapsed());
+    say.send_replace(gpu_node(false));
+    wait_for(&mut seen, answers).await;
+
+    // A daemon that ends.
+    let start = Instant::now();
+    say.send_replace(gpu_node(true));
+    wait_for(&mut seen, |found| found.problem().is_some()).await;
+    fs::remove_dir(&daemon).unwrap();
+    wait_for(&mut seen, is_released).await;
+    assert!(start.elapsed() < DAEMONS_TIMEOUT, "{:?}", start.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_driver_container_that_is_not_ready_is_waited_for_and_a_driver_in_use_is_kept() {
     let host = Host::new(UNDIVIDED);
     let container = host.root.path().join(library::DRIVER_CONTAINER);
@@ -294,6 +336,7 @@ async fn a_driver_container_that_is_not_ready_is_waited_for_and_a_driver_in_use_
         hardware: sender,
         probe_now: Arc::new(Notify::new()),
         release: ReleaseRequest::new(None, host.root.path()),
+        mps_dir: host.root.path().join("mps"),
         driver_events: None,
         metrics: AgentMetrics::new(),
     };
