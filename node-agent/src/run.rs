@@ -78,11 +78,12 @@ pub async fn run(args: RunArgs) -> Result<()> {
         liveness,
         metrics: metrics.clone(),
     };
+    let release = ReleaseRequest::new(client.is_some().then(|| gpu_node.clone()), &host.state_dir);
     let hardware_watch = HardwareWatch {
         roots: driver_roots.clone(),
         hardware: hardware_sender,
         probe_now: probe_hardware.clone(),
-        release: ReleaseRequest::new(client.is_some().then(|| gpu_node.clone()), &host.state_dir),
+        release: release.clone(),
         mps_dir: host.mps_dir.clone(),
         driver_events: Some(driver_events),
         metrics: metrics.clone(),
@@ -98,6 +99,7 @@ pub async fn run(args: RunArgs) -> Result<()> {
         probe_now: probe_hardware.clone(),
         rules: outputs.health_rules.subscribe(),
         gpu_node: gpu_node.clone(),
+        release,
         manager: manager.clone(),
         metrics,
         node_events: node_events.clone(),

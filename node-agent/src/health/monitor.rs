@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     admin::metrics::AgentMetrics,
-    api_server::{events::NodeEventSender, gpu_node::GpuNodeState},
+    api_server::{events::NodeEventSender, gpu_node::GpuNodeState, release::ReleaseRequest},
     driver::{
         hardware::{DriverState, Hardware},
         hardware_probe::DriverRoots,
@@ -62,6 +62,8 @@ pub struct MonitorInputs {
     pub rules: watch::Receiver<Arc<Rules>>,
     /// This node's GpuNode, with the time of the recovery annotation; unknown without API server.
     pub gpu_node: watch::Receiver<GpuNodeState>,
+    /// Request to leave the driver alone, for which the MPS daemons end.
+    pub release: ReleaseRequest,
     /// The device manager.
     pub manager: Arc<dyn Allocations>,
     /// Counters of XIDs and gauges of faults.
@@ -308,12 +310,8 @@ impl HealthMonitor {
     }
 
     fn check_daemons(&mut self) {
-        let released = self
-            .inputs
-            .hardware
-            .borrow()
-            .as_ref()
-            .is_some_and(|found| found.driver == DriverState::Released);
+        // The supervisor ends the daemons before the agent says that the GPUs are released.
+        let released = self.inputs.release.is_on();
         let daemons = self.inputs.manager.daemons();
         for observation in self.daemons.compare(&daemons, released, &self.saved.health) {
             self.observe(observation);

@@ -193,6 +193,33 @@ fn a_daemon_with_a_client_outlives_agents_images_and_policies() -> Result<()> {
     Ok(())
 }
 
+#[test]
+#[ignore = "needs the local cluster: make test"]
+fn a_daemon_that_ends_for_a_release_has_not_died() -> Result<()> {
+    let lab = Lab::enter()?;
+    let uuid = in_force(&lab)?;
+    // A fault would stay after the release.
+    let config = TEN_SHARES.replace("}}]}", "}}], health: {recovery: Manual}}");
+    lab.apply(&samples::sharing("inference", &config))?;
+    lab.await_ready("sharing")?;
+    lab.await_mps_daemon(T4, &uuid)?;
+    lab.kubectl(&["label", "node", T4, "gpunode.dev/release=true"])?;
+    eventually("the GPUs are released", LIMIT, || {
+        let ready = gpunode_e2e::condition(&lab.get(&["gpunode", T4])?, "Ready");
+        ensure!(ready["reason"] == "Released", "the GpuNode is {ready}");
+        Ok(())
+    })?;
+    // The kubelet's checkpoint may name a pod of the test before for half a minute.
+    eventually("the daemon has ended", LIMIT, || {
+        ensure!(lab.mps_daemon(T4, &uuid)?.is_none(), "it still runs");
+        Ok(())
+    })?;
+    lab.kubectl(&["label", "node", T4, "gpunode.dev/release-"])?;
+    lab.await_allocatable(T4, RESOURCE, 10)?;
+    lab.await_ready("sharing")?;
+    Ok(())
+}
+
 /// Gives the policy the same image under another name, and waits until an agent of it has followed `agent`.
 fn roll_out_another_image(lab: &Lab, agent: &str) -> Result<()> {
     let pod = lab.get(&["pod", "-n", NAMESPACE, agent])?;
