@@ -1,6 +1,6 @@
 //! Stand-ins for NVIDIA's MPS programs: the installation in a node's driver, daemon processes, and clients.
 
-use crate::{Agent, FakeKubelet, Foreign, Namespace, Node, until};
+use crate::{Agent, FakeKubelet, Foreign, Namespace, Node, until, wait::PATIENCE};
 use anyhow::{Context as _, Result, ensure};
 use gpunode_scenario::{ComputeMode, DriverState};
 use rustix::process::{Pid, Signal, kill_process};
@@ -11,7 +11,12 @@ use std::{
     io::{BufRead as _, BufReader},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
-    sync::OnceLock,
+    sync::{
+        OnceLock,
+        mpsc::{self, Receiver},
+    },
+    thread,
+    time::Duration,
 };
 
 /// Folder in which the supervisor looks for the kubelet's checkpoint.
@@ -170,6 +175,13 @@ impl MpsNode {
 
     /// Starts a client of a user; returns once it is served.
     pub fn client_of(&self, user: u32, device: &str, percentage: &str, memory: &str) -> Result<MpsClient> {
+        let mut client = self.waiting_client(user, device, percentage, memory)?;
+        client.await_limits(PATIENCE)?;
+        Ok(client)
+    }
+
+    /// Starts a client of a user, which waits for the daemon.
+    pub fn waiting_client(&self, user: u32, device: &str, percentage: &str, memory: &str) -> Result<MpsClient> {
         let container = self
             .host
             .of_container("private", &self.place(device, "shm"), Path::new("/dev/shm"))?;
@@ -181,11 +193,17 @@ impl MpsNode {
             .env("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", memory)
             .stdout(Stdio::piped())
             .spawn()?;
-        let mut limits = String::new();
-        BufReader::new(child.stdout.take().context("the client's output")?).read_line(&mut limits)?;
+        let output = child.stdout.take().context("the client's output")?;
+        let (sender, served) = mpsc::channel();
+        thread::spawn(move || {
+            let mut line = String::new();
+            _ = BufReader::new(output).read_line(&mut line);
+            _ = sender.send(line);
+        });
         Ok(MpsClient {
             child,
-            limits,
+            limits: String::new(),
+            served,
             container,
         })
     }
@@ -223,11 +241,19 @@ pub struct MpsClient {
     child: Child,
     /// Limits that it reports.
     pub limits: String,
+    served: Receiver<String>,
     /// Mount namespace of its container.
     pub container: Namespace,
 }
 
 impl MpsClient {
+    /// Waits until the daemon serves it.
+    pub fn await_limits(&mut self, limit: Duration) -> Result<()> {
+        let limits = self.served.recv_timeout(limit);
+        self.limits = limits.context("the MPS daemon does not serve the client")?;
+        Ok(())
+    }
+
     /// Returns true while it has its daemon.
     pub fn is_served(&mut self) -> Result<bool> {
         Ok(self.child.try_wait()?.is_none())

@@ -70,8 +70,12 @@ async fn an_older_daemon_serves_one_user_after_the_other() -> Result<()> {
     let daemon = mps.answers(&gpu).await?;
     let command = fs::read(format!("/proc/{}/cmdline", daemon.as_raw_nonzero()))?;
     assert!(command.ends_with(b"\0-d\0"), "{}", String::from_utf8_lossy(&command));
-    drop(mps.client(&gpu, "10", "0=3276M")?);
-    assert!(mps.client_of(1000, &gpu, "10", "0=3276M")?.is_served()?);
+    let first = mps.client(&gpu, "10", "0=3276M")?;
+    let mut second = mps.waiting_client(1000, &gpu, "10", "0=3276M")?;
+    assert!(second.await_limits(Duration::from_secs(1)).is_err());
+    drop(first);
+    second.await_limits(Duration::from_mins(1))?;
+    assert!(second.is_served()?);
     assert_eq!(agent.logged("cannot bring the MPS control daemon"), 0);
     Ok(())
 }
