@@ -113,7 +113,8 @@ async fn a_gpu_is_offered_when_its_daemon_answers_and_withdrawn_while_it_does_no
     kubelet.admit("pod", "main", MPS, 2).await?;
     daemons.kill(&uuids[0]);
     kubelet.has(MPS, |endpoint| endpoint.healthy().is_empty()).await?;
-    lab.agent.logs("MpsDaemonDied").await?;
+    let fault = lab.agent.logs("MpsDaemonDied").await?;
+    assert!(fault.contains("NoNewWork"), "{fault}");
     daemons.start(&uuids[0])?;
     kubelet.has(MPS, |endpoint| endpoint.healthy().len() == 10).await?;
     assert_eq!(kubelet.endpoint(MPS).registrations, 1);
