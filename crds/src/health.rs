@@ -72,20 +72,20 @@ pub enum HealthState {
     Unknown,
 }
 
-/// Grades of a fault, mildest first: what follows from it.
+/// Grades of a fault, mildest first: what follows from it. No fault that an agent finds has the grade `Unknown`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema, IntoStaticStr)]
 #[schemars(description = "")]
 pub enum FaultGrade {
-    /// A grade that this version does not know: no pod is evicted for it.
-    #[serde(other)]
-    #[schemars(skip)]
-    Unknown,
     /// The device is reported and still allocated.
     Degraded,
     /// The device is not allocated. Pods that hold it stay.
     NoNewWork,
     /// The device is not allocated. Pods that hold it may be evicted.
     Broken,
+    /// A grade that this version does not know: no pod is evicted for it.
+    #[serde(other)]
+    #[schemars(skip)]
+    Unknown,
 }
 
 /// Faults of a device: constants of the API that programs may compare with.
