@@ -1,6 +1,7 @@
 //! The lock of the driver's resource manager.
 //!
-//! A call that hangs in the driver holds it, and every other call waits: on every GPU and in every process.
+//! A call that hangs in the driver holds it, and every other call waits: on every GPU and in every process. Only what the library
+//! answers from memory does not wait.
 
 use std::{fs::File, path::Path, sync::Arc, thread, time::Duration};
 

@@ -30,7 +30,7 @@ pub struct GpuState {
     /// initialised before keeps it.
     pub unlisted: bool,
     /// It hangs: the first call on its handle holds the resource manager's lock until this is over, and every call of every
-    /// process on any GPU waits for that.
+    /// process on any GPU waits for that. Handle, UUID and name of a GPU that the process has initialised come from memory.
     pub hangs: bool,
     /// Time that the first call of a process on its handle takes, in milliseconds: the driver initialises the GPU. Persistence
     /// mode keeps it initialised.

@@ -1,13 +1,13 @@
 //! Faults and state, changed while the library is loaded.
 
 use std::{
-    fs,
+    fs::{self, File},
     sync::mpsc,
     thread,
     time::{Duration, Instant},
 };
 
-use gpunode_scenario::{GpuProcess, ProcessKind, ReturnCode, STATE_FILE, Topology};
+use gpunode_scenario::{GpuProcess, ProcessKind, ReturnCode, SCENARIO_FILE, STATE_FILE, Topology};
 use nvml_wrapper::{enum_wrappers::device::P2pCapabilitiesIndex, enums::device::UsedGpuMemory, error::NvmlError};
 
 use crate::node::{TestNode, load};
@@ -160,27 +160,34 @@ fn a_call_that_hangs_makes_every_other_one_wait_until_the_hang_is_over() {
         let call = |index| {
             let (sender, answer) = mpsc::channel();
             let nvml = node.nvml();
-            scope.spawn(move || sender.send(nvml.device_by_index(index).is_ok()));
+            let memory = move || nvml.device_by_index(index)?.memory_info();
+            scope.spawn(move || sender.send(memory().is_ok()));
             answer
         };
         let before = call(1).recv();
         let hanging = call(0);
-        // The call takes the lock a moment later.
-        let waiting = (0..100)
-            .map(|_| call(1))
-            .find(|answer| answer.recv_timeout(Duration::from_millis(200)).is_err());
+        // The call takes the lock a moment later, and keeps it.
+        let scenario = File::open(node.dir().join(SCENARIO_FILE)).unwrap();
+        let is_free = || scenario.try_lock_shared().is_ok() && scenario.unlock().is_ok();
+        let is_taken = (0..1000).any(|_| {
+            thread::sleep(Duration::from_millis(10));
+            !is_free()
+        });
+        let waiting = call(1);
+        let waits = waiting.recv_timeout(Duration::from_millis(200)).is_err();
         let hangs = hanging.try_recv().is_err();
+        let from_memory = node.nvml().device_by_index(1).and_then(|gpu| gpu.uuid());
         node.state().update_gpu(0, |gpu| gpu.hangs = false).unwrap();
         assert_eq!(before, Ok(true), "nobody had called the GPU that hangs");
-        assert!(hangs);
-        assert_eq!(hanging.recv(), Ok(true));
-        assert_eq!(waiting.map(|answer| answer.recv()), Some(Ok(true)));
+        assert!(is_taken && waits && hangs);
+        assert!(from_memory.is_ok());
+        assert_eq!((hanging.recv(), waiting.recv()), (Ok(true), Ok(true)));
     });
 }
 
 #[test]
 fn the_first_call_on_a_gpu_takes_its_time_unless_persistence_mode_is_on() {
-    const TIME: Duration = Duration::from_millis(300);
+    const TIME: Duration = Duration::from_secs(2);
     let node = t4();
     let took = |index| {
         let start = Instant::now();
@@ -188,7 +195,7 @@ fn the_first_call_on_a_gpu_takes_its_time_unless_persistence_mode_is_on() {
         start.elapsed()
     };
     for gpu in [0, 1] {
-        node.state().update_gpu(gpu, |state| state.init_ms = 300).unwrap();
+        node.state().update_gpu(gpu, |state| state.init_ms = 2000).unwrap();
     }
     assert!(took(0) >= TIME);
     assert!(took(0) < TIME, "it is initialised");
