@@ -3,7 +3,8 @@
 //!
 //! A call that hangs holds the lock of the driver's resource manager, and every later call waits for it, also one about another
 //! GPU. So of the calls that began since the driver's last answer, only the first one tells which GPU hangs. To know which one
-//! that is, the calls take turns, GPU by GPU, as long as the driver answers.
+//! that is, the calls take turns, GPU by GPU, as long as the driver answers. The end of a call is no answer of the driver: NVML may
+//! answer from memory, and does not ask the driver about a GPU that it does not list.
 
 use std::{collections::BTreeMap, sync::Arc, thread, time::Duration};
 use tokio::{sync::watch, time::Instant};
@@ -23,7 +24,7 @@ struct CallTable {
     is_closed: bool,
     last_number: u64,
     calls: BTreeMap<u64, CallProgress>,
-    /// End of the last turn: the driver answered then.
+    /// Time of the driver's last answer.
     last_answer: Option<Instant>,
 }
 
@@ -34,6 +35,8 @@ pub struct CallProgress {
     pub gpu: Option<String>,
     /// Start of its turn; none while it has none, such as when it opens a session, waits for events, or has to wait.
     pub since: Option<Instant>,
+    /// Number of turns that it has begun.
+    pub turns: u32,
 }
 
 /// A call in progress, or several in a row in one session with the driver. Ends when dropped.
@@ -91,19 +94,6 @@ impl DriverCalls {
     }
 }
 
-impl CallTable {
-    /// Ends the turn of a call, if it has one.
-    fn end_turn(&mut self, number: u64) {
-        if self
-            .calls
-            .insert(number, CallProgress::default())
-            .is_some_and(|progress| progress.since.is_some())
-        {
-            self.last_answer = Some(Instant::now());
-        }
-    }
-}
-
 impl DriverCall {
     /// Returns the number of the call.
     pub fn number(&self) -> u64 {
@@ -118,12 +108,9 @@ impl DriverCall {
             self.calls.0.send_if_modified(|table| {
                 let may_begin =
                     start.elapsed() >= TURN || table.calls.values().all(|progress| progress.since.is_none());
-                if may_begin {
-                    let progress = CallProgress {
-                        gpu: gpu.map(str::to_owned),
-                        since: Some(Instant::now()),
-                    };
-                    table.calls.insert(self.number, progress);
+                if may_begin && let Some(progress) = table.calls.get_mut(&self.number) {
+                    (progress.gpu, progress.since) = (gpu.map(str::to_owned), Some(Instant::now()));
+                    progress.turns += 1;
                 }
                 may_begin
             })
@@ -133,18 +120,26 @@ impl DriverCall {
         }
     }
 
+    /// Notes that the driver has answered a query that needs the GPU.
+    pub fn answered(&self) {
+        self.calls
+            .0
+            .send_modify(|table| table.last_answer = Some(Instant::now()));
+    }
+
     /// Ends the turn.
     pub fn end_turn(&self) {
-        self.calls.0.send_modify(|table| table.end_turn(self.number));
+        self.calls.0.send_modify(|table| {
+            if let Some(progress) = table.calls.get_mut(&self.number) {
+                (progress.gpu, progress.since) = (None, None);
+            }
+        });
     }
 }
 
 impl Drop for DriverCall {
     fn drop(&mut self) {
-        self.calls.0.send_modify(|table| {
-            table.end_turn(self.number);
-            table.calls.remove(&self.number);
-        });
+        self.calls.0.send_modify(|table| _ = table.calls.remove(&self.number));
     }
 }
 
@@ -171,6 +166,8 @@ mod tests {
         let began = calls.progress(reading.number()).and_then(|progress| progress.since);
         assert_eq!(calls.first_unanswered(began.unwrap()), None, "nothing is before it");
         probing.end_turn();
+        assert_eq!(first(), Some(Some("GPU-1".to_owned())), "a call that ends is no answer");
+        probing.answered();
         assert_eq!(first(), None, "the driver answers other calls than this one");
         probing.begin_turn(None);
         assert_eq!(first(), Some(None), "a call about several GPUs");
@@ -181,6 +178,22 @@ mod tests {
             waiting.join().unwrap();
         });
         assert_eq!(first(), Some(Some("GPU-2".to_owned())));
+    }
+
+    #[test]
+    fn each_turn_is_progress() {
+        let calls = DriverCalls::default();
+        let call = calls.begin().unwrap();
+        let mut seen = vec![calls.progress(call.number())];
+        for _ in 0..2 {
+            call.begin_turn(Some("GPU-0"));
+            seen.push(calls.progress(call.number()));
+            call.end_turn();
+            seen.push(calls.progress(call.number()));
+        }
+        for (place, progress) in seen.iter().enumerate() {
+            assert!(!seen.iter().skip(place + 1).any(|later| later == progress), "{seen:?}");
+        }
     }
 
     #[tokio::test(start_paused = true)]

@@ -95,8 +95,13 @@ impl HealthMonitor {
     /// Loads the faults that an earlier agent saved, and publishes the health.
     pub async fn open(inputs: OwnedMutexGuard<MonitorInputs>) -> Self {
         let saved = store::load(&inputs.state_dir).await;
+        let gpus = saved.health.devices().map(|(device, _)| device);
+        let silent = gpus
+            .filter(|gpu| !gpu.starts_with("MIG-") && saved.health.has_fault(gpu, FaultReason::NotAnswering))
+            .map(str::to_owned)
+            .collect();
         let mut monitor = Self {
-            probes: ProbeLoop::new(inputs.driver_roots.clone(), inputs.state_dir.clone()),
+            probes: ProbeLoop::new(inputs.driver_roots.clone(), inputs.state_dir.clone(), silent),
             inputs,
             saved,
             recent_xids: RecentXids::default(),

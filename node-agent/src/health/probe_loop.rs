@@ -71,6 +71,8 @@ pub struct ProbeLoop {
     reports: VecDeque<GpuProbe>,
     /// Start of the time in which the driver answers for GPUs; none while it is blocked.
     answers_since: Option<Instant>,
+    /// GPUs without an answer to an earlier agent; none once the driver has answered this one.
+    silent_before: BTreeSet<String>,
 }
 
 struct ProbeRound {
@@ -86,8 +88,8 @@ struct ProbeRound {
 }
 
 impl ProbeLoop {
-    /// A loop whose first round is due at once.
-    pub fn new(driver_roots: DriverRoots, state_dir: PathBuf) -> Self {
+    /// A loop whose first round is due at once. `silent_before` are the GPUs that did not answer an earlier agent.
+    pub fn new(driver_roots: DriverRoots, state_dir: PathBuf, silent_before: BTreeSet<String>) -> Self {
         let (next, earliest) = (Instant::now(), Instant::now());
         Self {
             driver_roots,
@@ -99,6 +101,7 @@ impl ProbeLoop {
             answers: JoinSet::new(),
             reports: VecDeque::new(),
             answers_since: None,
+            silent_before,
         }
     }
 
@@ -129,7 +132,10 @@ impl ProbeLoop {
             let (Some(call), Some(library)) = (call, driver_roots.library()) else {
                 return;
             };
-            let on_report = |report| {
+            let on_report = |report: ProbeReport| {
+                if report.probe.result == ProbeResult::Responds {
+                    call.answered();
+                }
                 call.end_turn();
                 match sender.blocking_send(ProbeEvent::Probed(Box::new(report))) {
                     Ok(()) => ControlFlow::Continue(()),
@@ -174,7 +180,9 @@ impl ProbeLoop {
                 biased;
                 Some(Ok((gpu, event))) = self.answers.join_next() => return self.answered(&gpu, event),
                 event = next_event(&mut self.round) => return self.handle(event),
-                () = sleep_until(given_up), if self.round.is_some() => if let Some(event) = self.judge_round() {
+                () = sleep_until(given_up), if self.round.is_some() => if !self.has_begun_turn()
+                    && let Some(event) = self.judge_round()
+                {
                     return event;
                 },
                 () = sleep_until(due), if self.round.is_none() => return ProbeEvent::Due,
@@ -191,7 +199,11 @@ impl ProbeLoop {
 
     fn handle(&mut self, event: Option<ProbeEvent>) -> ProbeEvent {
         if let (Some(round), Some(ProbeEvent::Probed(report))) = (&mut self.round, &event) {
-            self.answers_since.get_or_insert_with(Instant::now);
+            // NVML answers for a GPU that is lost without asking the driver.
+            if report.probe.result == ProbeResult::Responds {
+                self.answers_since.get_or_insert_with(Instant::now);
+                self.silent_before.clear();
+            }
             round.waiting.remove(&report.probe.gpu);
             self.reports.retain(|other| other.gpu != report.probe.gpu);
         }
@@ -218,6 +230,18 @@ impl ProbeLoop {
         }
     }
 
+    /// Gives the current GPU its own time, if its turn began after the last event: the session may have taken long to open, or
+    /// the turn before. Returns false if it had its time.
+    fn has_begun_turn(&mut self) -> bool {
+        let Some(round) = &mut self.round else { return false };
+        let progress = round.call.and_then(|call| self.driver_roots.calls.progress(call));
+        let begun = progress
+            .and_then(|progress| progress.since)
+            .filter(|since| *since > round.since);
+        round.since = begun.unwrap_or(round.since);
+        begun.is_some()
+    }
+
     /// Judges a round without an answer. Its current GPU gets no further probe before it answers.
     fn judge_round(&mut self) -> Option<ProbeEvent> {
         let round = self.round.take()?;
@@ -226,8 +250,11 @@ impl ProbeLoop {
         let current = own.as_ref().and_then(|call| call.gpu.clone());
         let began = own.as_ref().and_then(|call| call.since).unwrap_or(round.since);
         let blocking = calls.first_unanswered(began).filter(|_| own.is_some());
-        let is_blocked = blocking.is_some();
-        let hanging = blocking.map_or_else(|| current.clone(), |call| call.gpu);
+        let first = blocking.clone().map_or_else(|| current.clone(), |call| call.gpu);
+        // A call of the agent that could not get an answer before may still hold the driver.
+        let may_hang = |gpu: &String| self.silent_before.is_empty() || self.silent_before.contains(gpu);
+        let hanging = first.clone().filter(may_hang);
+        let is_blocked = blocking.is_some() || hanging != first;
         let blocked = round
             .waiting
             .iter()
@@ -292,7 +319,7 @@ mod tests {
             driver_root: None,
             calls: DriverCalls::default(),
         };
-        ProbeLoop::new(roots, "/nonexistent".into())
+        ProbeLoop::new(roots, "/nonexistent".into(), BTreeSet::new())
     }
 
     /// Begins a round whose probe of the GPU `at` has no answer; `waiting` are those without one in this round.
@@ -391,13 +418,64 @@ mod tests {
 
     #[tokio::test]
     async fn a_gpu_hangs_itself_if_the_driver_answered_since_another_one_hung() {
+        for (answers, expected) in [(true, Hangs), (false, Blocked)] {
+            let mut probes = probe_loop();
+            let _first = hang_at(&mut probes, Some("B"), &["B"]);
+            assert!(probes.judge_round().is_none());
+            assert_eq!(reported(&mut probes), results(&[("B", Hangs)]));
+            let call = hang_at(&mut probes, None, &["C"]);
+            if answers {
+                call.answered();
+            }
+            call.begin_turn(Some("C"));
+            assert!(probes.judge_round().is_none());
+            assert_eq!(reported(&mut probes).pop(), results(&[("C", expected)]).pop());
+        }
+    }
+
+    /// NVML says so by itself, though the driver answers no call.
+    #[tokio::test]
+    async fn that_a_gpu_is_lost_is_no_answer_of_the_driver() {
+        for (result, answers) in [(ProbeResult::Lost, false), (ProbeResult::Responds, true)] {
+            let mut probes = probe_loop();
+            let _call = hang_at(&mut probes, Some("A"), &["A"]);
+            let report = ProbeReport {
+                probe: no_answer("A", result),
+                links: None,
+                fabric: None,
+                link_ends: Vec::new(),
+                failed: Vec::new(),
+            };
+            probes.handle(Some(ProbeEvent::Probed(Box::new(report))));
+            assert_eq!(probes.answers_since.is_some(), answers, "{result:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_gpu_without_an_answer_to_an_earlier_agent_may_hold_the_driver() {
         let mut probes = probe_loop();
-        let _first = hang_at(&mut probes, Some("B"), &["A", "B", "C"]);
+        probes.silent_before = BTreeSet::from(["B".to_owned()]);
+        let _first = hang_at(&mut probes, Some("A"), &["A", "B"]);
         assert!(probes.judge_round().is_none());
-        let call = hang_at(&mut probes, Some("A"), &["A", "C"]);
-        call.begin_turn(Some("C"));
+        assert_eq!(reported(&mut probes), results(&[("A", Blocked), ("B", Blocked)]));
+        let mut probes = probe_loop();
+        probes.silent_before = BTreeSet::from(["B".to_owned()]);
+        let _first = hang_at(&mut probes, Some("B"), &["B"]);
         assert!(probes.judge_round().is_none());
-        assert_eq!(reported(&mut probes), results(&[("B", Hangs), ("C", Hangs)]));
+        assert_eq!(reported(&mut probes), results(&[("B", Hangs)]));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_gpu_whose_turn_begins_late_has_the_whole_time_to_answer() {
+        let mut probes = probe_loop();
+        let call = hang_at(&mut probes, None, &["A"]);
+        let (_sender, events) = mpsc::channel(1);
+        probes.round.as_mut().unwrap().events = events;
+        sleep_until(Instant::now() + TIMEOUT - LEAST).await;
+        call.begin_turn(Some("A"));
+        let start = Instant::now();
+        assert!(matches!(probes.next().await, ProbeEvent::NoAnswer(_)));
+        assert!(start.elapsed() >= TIMEOUT, "{:?}", start.elapsed());
     }
 
     #[tokio::test]
