@@ -26,6 +26,7 @@ pub fn target(gpu: &Gpu, ticket: u64, saved: &SavedHealth, links_read: &BTreeSet
         instances,
         links,
         link_ends: saved.link_ends.get(&gpu.uuid).cloned().unwrap_or_default(),
+        fabric: gpu.fabric.clone(),
         processes,
     }
 }

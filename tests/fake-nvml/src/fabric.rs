@@ -3,8 +3,8 @@
 use gpunode_scenario::{Architecture, FabricState, Gpu, NvLink, NvLinkEnd, ReturnCode};
 use nvml_wrapper_sys::bindings::{
     NVML_GPU_FABRIC_STATE_COMPLETED as COMPLETED, NVML_GPU_FABRIC_STATE_IN_PROGRESS as IN_PROGRESS,
-    NVML_GPU_FABRIC_STATE_NOT_STARTED as NOT_STARTED, nvmlGpuFabricInfo_t, nvmlGpuFabricInfo_v2_t,
-    nvmlGpuFabricInfo_v3_t,
+    NVML_GPU_FABRIC_STATE_NOT_STARTED as NOT_STARTED, NVML_GPU_FABRIC_STATE_NOT_SUPPORTED as NOT_SUPPORTED,
+    nvmlGpuFabricInfo_t, nvmlGpuFabricInfo_v2_t, nvmlGpuFabricInfo_v3_t,
 };
 
 use crate::{library::Answer, node::GpuCall};
@@ -24,8 +24,8 @@ fn has_fabric(gpu: &Gpu) -> bool {
 
 /// Returns true if a link is down because its GPU has not joined the fabric.
 pub(crate) fn keeps_down(call: &GpuCall, link: &NvLink) -> Answer<bool> {
-    let has_joined = call.state().fabric == FabricState::Completed;
-    Ok(!has_joined && leads_to_switch(link) && has_fabric(call.hardware()?))
+    let may_be_up = matches!(call.state().fabric, FabricState::Completed | FabricState::NotSupported);
+    Ok(!may_be_up && leads_to_switch(link) && has_fabric(call.hardware()?))
 }
 
 /// Returns the fields that all versions of the structure have.
@@ -39,6 +39,7 @@ pub(crate) fn info(call: &GpuCall) -> Answer<nvmlGpuFabricInfo_t> {
         FabricState::Failed => (COMPLETED, ReturnCode::Unknown),
         FabricState::NotStarted => (NOT_STARTED, ReturnCode::Success),
         FabricState::InProgress => (IN_PROGRESS, ReturnCode::Success),
+        FabricState::NotSupported => (NOT_SUPPORTED, ReturnCode::Success),
     };
     let has_joined = call.state().fabric == FabricState::Completed;
     let (uuid, clique) = if has_joined { gpu.fabric } else { (0, 0) };

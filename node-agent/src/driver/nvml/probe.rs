@@ -45,6 +45,8 @@ pub struct ProbeTarget {
     pub links: Option<Vec<u32>>,
     /// Ends of its NVLinks, as far as they are known.
     pub link_ends: LinkEnds,
+    /// Registration of the GPU in its NVLink fabric, by the last reading.
+    pub fabric: Option<FabricRegistration>,
     /// True when the processes on the GPU are counted.
     pub processes: bool,
 }
@@ -57,7 +59,7 @@ pub struct ProbeReport {
     /// The probed NVLinks that are up, or down because MIG is on at their other end; none when MIG is on here, and before the
     /// GPU has joined its fabric.
     pub links: Option<Vec<u32>>,
-    /// Registration of the GPU in its NVLink fabric.
+    /// Registration of the GPU in its NVLink fabric; that of the target if the call fails.
     pub fabric: Option<FabricRegistration>,
     /// Ends of the links that are up, when all were probed.
     pub link_ends: LinkEnds,
@@ -79,7 +81,7 @@ pub fn probe(
         let mut report = ProbeReport {
             probe: unanswered(target),
             links: None,
-            fabric: None,
+            fabric: target.fabric.clone(),
             link_ends: LinkEnds::new(),
             failed: Vec::new(),
         };
@@ -132,8 +134,18 @@ fn fill_report(
         if_supported(device.total_ecc_errors(MemoryError::Uncorrected, EccCounter::Volatile))
             .map_err(failed_in("nvmlDeviceGetTotalEccErrors"))?;
     let mig = if_supported(device.mig_mode()).map_err(failed_in("nvmlDeviceGetMigMode"))?;
-    report.fabric = raw::fabric(&device);
-    let has_joined = report.fabric.as_ref().is_none_or(|fabric| fabric.is_complete);
+    // A call that fails does not tell whether the links count. What it says of the GPU itself, the others do.
+    let has_joined = match raw::fabric(&device) {
+        Ok(fabric) => {
+            report.fabric = fabric;
+            report.fabric.as_ref().is_none_or(|fabric| fabric.is_complete)
+        }
+        Err(error) => {
+            let failed = ("nvmlDeviceGetGpuFabricInfo", error);
+            report.failed.push((target.gpu.clone(), failed));
+            false
+        }
+    };
     if mig.is_some_and(|mode| mode.current == NVML_DEVICE_MIG_ENABLE) {
         report.probe.link_down = Some(false);
     } else if has_joined {

@@ -10,11 +10,12 @@ use nvml_wrapper::{
 };
 use nvml_wrapper_sys::bindings::{
     NVML_GPU_FABRIC_STATE_COMPLETED as COMPLETED, NVML_GPU_FABRIC_STATE_NOT_SUPPORTED as NOT_SUPPORTED,
-    nvmlEventData_t, nvmlGpuFabricInfo_t, nvmlGpuInstanceInfo_t, nvmlGpuInstancePlacement_t,
+    nvmlEventData_t, nvmlGpuFabricInfo_t, nvmlGpuFabricInfo_v2_t, nvmlGpuInstanceInfo_t, nvmlGpuInstancePlacement_t,
     nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_GPU as GPU,
     nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_SWITCH as SWITCH,
     nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_UNKNOWN as UNKNOWN, nvmlMemory_t,
-    nvmlReturn_enum_NVML_SUCCESS as SUCCESS,
+    nvmlReturn_enum_NVML_ERROR_DEPRECATED as DEPRECATED,
+    nvmlReturn_enum_NVML_ERROR_FUNCTION_NOT_FOUND as FUNCTION_NOT_FOUND, nvmlReturn_enum_NVML_SUCCESS as SUCCESS,
 };
 
 /// Type of the remote end of an NVLink.
@@ -43,24 +44,16 @@ pub fn remote_device_type(device: &Device<'_>, link: u32) -> Option<RemoteDevice
 }
 
 /// Returns the registration of a GPU in its NVLink fabric. None where the board or the driver reports no state. A fabric inside
-/// the node has no UUID.
-///
-/// Uses the first version of the call, which every driver with fabrics has. Its `status` counts only when the registration is
-/// completed (`nvmlGpuFabricInfo_t` in nvml.h).
-pub fn fabric(device: &Device<'_>) -> Option<FabricRegistration> {
-    let call = *device.nvml().lib().nvmlDeviceGetGpuFabricInfo.as_ref().ok()?;
-    let mut info = nvmlGpuFabricInfo_t {
-        clusterUuid: [0; 16],
-        status: SUCCESS,
-        cliqueId: 0,
-        state: 0,
+/// the node has no UUID. `status` counts only when the registration is completed (`nvmlGpuFabricInfo_t` in nvml.h).
+pub fn fabric(device: &Device<'_>) -> Result<Option<FabricRegistration>, NvmlError> {
+    let info = match fabric_info(device) {
+        Err(NvmlError::NotSupported) => return Ok(None),
+        Err(error) if is_missing(&error) => return Ok(None),
+        info => info?,
     };
-    // SAFETY: the symbol is there; the handle belongs to this session, which `device` borrows; NVML writes one structure
-    // to `info`, which outlives the call.
-    let code = unsafe { call(device.handle(), &raw mut info) };
     let state = u32::from(info.state);
-    if code != SUCCESS || state == NOT_SUPPORTED {
-        return None;
+    if state == NOT_SUPPORTED {
+        return Ok(None);
     }
     let is_complete = state == COMPLETED && info.status == SUCCESS;
     let uuid = u128::from_be_bytes(info.clusterUuid);
@@ -70,7 +63,45 @@ pub fn fabric(device: &Device<'_>) -> Option<FabricRegistration> {
         cluster_uuid: groups.join("-"),
         clique_id: info.cliqueId.into(),
     });
-    Some(FabricRegistration { is_complete, place })
+    Ok(Some(FabricRegistration { is_complete, place }))
+}
+
+/// Makes the first version of the call, which every driver with fabrics has so far; it is deprecated since NVML 13.0.
+fn fabric_info(device: &Device<'_>) -> Result<nvmlGpuFabricInfo_t, NvmlError> {
+    let lib = device.nvml().lib();
+    let mut info = nvmlGpuFabricInfo_t {
+        clusterUuid: [0; 16],
+        status: SUCCESS,
+        cliqueId: 0,
+        state: 0,
+    };
+    let code = match lib.nvmlDeviceGetGpuFabricInfo.as_ref() {
+        // SAFETY: the symbol is there; the handle belongs to this session, which `device` borrows; NVML writes one structure
+        // to `info`, which outlives the call.
+        Ok(call) => unsafe { call(device.handle(), &raw mut info) },
+        Err(_) => DEPRECATED,
+    };
+    if !matches!(code, DEPRECATED | FUNCTION_NOT_FOUND) {
+        return nvml_try(code).map(|()| info);
+    }
+    let call = *nvml_sym(lib.nvmlDeviceGetGpuFabricInfoV.as_ref())?;
+    let size = u32::try_from(size_of::<nvmlGpuFabricInfo_v2_t>()).unwrap_or_default();
+    let mut second = nvmlGpuFabricInfo_v2_t {
+        version: size | 2 << 24,
+        clusterUuid: [0; 16],
+        status: SUCCESS,
+        cliqueId: 0,
+        state: 0,
+        healthMask: 0,
+    };
+    // SAFETY: as above; NVML writes the structure whose version it finds there.
+    nvml_try(unsafe { call(device.handle(), (&raw mut second).cast()) })?;
+    Ok(nvmlGpuFabricInfo_t {
+        clusterUuid: second.clusterUuid,
+        status: second.status,
+        cliqueId: second.cliqueId,
+        state: second.state,
+    })
 }
 
 /// Returns the total memory of a GPU or MIG device in bytes.

@@ -213,6 +213,7 @@ fn describe(
         if_supported(device.cuda_compute_capability()).map_err(unanswered("read the CUDA compute capability"))?;
     let mig_mode = if_supported(device.mig_mode()).map_err(unanswered("read the MIG mode"))?;
     let minor = if_supported(device.minor_number()).map_err(unanswered("read the minor number"))?;
+    let fabric = raw::fabric(device).map_err(unanswered("read the NVLink fabric"))?;
     // These may stay empty: they do not decide how the GPU is advertised.
     let pci_bus_id = device
         .pci_info()
@@ -227,7 +228,7 @@ fn describe(
         // (nvml.h: it "only applies to platforms where the GPUs are NUMA nodes").
         numa_node: function.numa_node,
         mode: function.mode,
-        fabric: raw::fabric(device),
+        fabric,
         pci_bus_id,
         minor,
         mig_mode: mig_mode.map(|mode| match mode.current {

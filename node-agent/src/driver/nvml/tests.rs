@@ -196,6 +196,30 @@ fn a_gpu_waits_for_its_fabric_and_then_has_a_clique_and_links() {
     assert!(!gpus[0].waits_for_fabric() && gpus[0].links[0].nvlinks.is_some());
     let place = gpus[0].fabric.clone().and_then(|fabric| fabric.place);
     assert_eq!(place.map(|place| place.clique_id), Some(7));
+    // A driver without the first version of the call.
+    driver.state("gpus: {0: {failing: {nvmlDeviceGetGpuFabricInfo: FUNCTION_NOT_FOUND}}}");
+    assert_eq!(driver.read(host).inventory.gpus[0].fabric, gpus[0].fabric);
+    driver.state("gpus: {0: {fabric: NotSupported}}");
+    assert_eq!(driver.read(host).inventory.gpus[0].fabric, None);
+}
+
+#[test]
+fn a_fabric_that_cannot_be_asked_for_stays_what_it_was_and_is_no_fault_of_the_gpu() {
+    let driver = FakeDriver::new("{board: NVIDIA H200, count: 2, topology: NVSwitch}");
+    driver.state("gpus: {0: {fabric: InProgress}}");
+    let before = driver.read(Path::new("/nowhere"));
+    driver.state("gpus: {0: {fabric: InProgress, failing: {nvmlDeviceGetGpuFabricInfo: UNKNOWN}}}");
+    let now = driver.read_after(&before);
+    assert_eq!((&now.inventory, now.unreadable.len()), (&before.inventory, 1));
+    let gpu = &before.inventory.gpus[0];
+    let target = ProbeTarget {
+        gpu: gpu.uuid.clone(),
+        fabric: gpu.fabric.clone(),
+        ..ProbeTarget::default()
+    };
+    let report = probed(&driver, target);
+    assert_eq!((&report.fabric, report.links), (&gpu.fabric, None));
+    assert_eq!((report.probe.result, report.failed.len()), (ProbeResult::Responds, 1));
 }
 
 #[test]
@@ -243,12 +267,13 @@ fn a_mig_device_whose_kind_cannot_be_asked_is_not_named_without_it() {
 }
 
 /// Queries that decide how a GPU is advertised.
-const QUESTIONS: [&str; 5] = [
+const QUESTIONS: [&str; 6] = [
     "nvmlDeviceGetMigMode",
     "nvmlDeviceGetMaxMigDeviceCount",
     "nvmlDeviceGetMemoryInfo",
     "nvmlDeviceGetCudaComputeCapability",
     "nvmlDeviceGetMinorNumber",
+    "nvmlDeviceGetGpuFabricInfo",
 ];
 
 #[test]

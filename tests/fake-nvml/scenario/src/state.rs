@@ -183,6 +183,8 @@ pub enum FabricState {
     InProgress,
     /// The registration is completed, with an error.
     Failed,
+    /// The driver reports no state, and says so in the answer instead of the return code.
+    NotSupported,
 }
 
 impl State {
