@@ -6,7 +6,10 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -47,6 +50,8 @@ struct Sets {
 pub(crate) struct EventSet {
     watch: Watch,
     registrations: Mutex<BTreeMap<usize, Registration>>,
+    /// True after a registration that answered `UNKNOWN`: the set delivers nothing any more.
+    is_undefined: AtomicBool,
 }
 
 /// Events of one GPU that a set waits for.
@@ -81,6 +86,7 @@ impl EventSets {
         let set = Arc::new(EventSet {
             watch: Watch::new(node.dir()),
             registrations: Mutex::default(),
+            is_undefined: AtomicBool::new(false),
         });
         let mut sets = lock(&self.sets);
         sets.last_number += 1;
@@ -121,6 +127,11 @@ impl EventSet {
         Ok(())
     }
 
+    /// Leaves the set in the undefined state of which `nvml.h` warns.
+    pub(crate) fn spoil(&self) {
+        self.is_undefined.store(true, Ordering::Relaxed);
+    }
+
     /// The next event, or `TIMEOUT`.
     pub(crate) fn wait(&self, node: &Node, function: &str, timeout: Duration) -> Answer<nvmlEventData_t> {
         let deadline = Instant::now() + timeout;
@@ -140,6 +151,9 @@ impl EventSet {
     /// Takes the oldest event that the set has not had yet.
     fn take(&self, node: &Node, function: &str) -> Answer<Option<nvmlEventData_t>> {
         let state = node.wait_for_driver(None)?;
+        if self.is_undefined.load(Ordering::Relaxed) {
+            return Ok(None);
+        }
         let mut registrations = lock(&self.registrations);
         if let Some(code) = failure(node, &state, &registrations, function) {
             return Err(code);

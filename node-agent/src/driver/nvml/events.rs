@@ -6,7 +6,7 @@ use super::{
     raw,
     session::open,
 };
-use nvml_wrapper::{EventSet, Nvml, error::NvmlError};
+use nvml_wrapper::{Device, EventSet, Nvml, error::NvmlError};
 use nvml_wrapper_sys::bindings::{
     nvmlEventTypeDoubleBitEccError as DOUBLE_BIT, nvmlEventTypeDramRetirementEvent as RETIREMENT,
     nvmlEventTypeDramRetirementFailure as RETIREMENT_FAILURE, nvmlEventTypeFatalPoisonError as POISON,
@@ -81,7 +81,7 @@ struct WatchedGpus<'a> {
     missing: Vec<GpuAddress>,
 }
 
-impl WatchedGpus<'_> {
+impl<'a> WatchedGpus<'a> {
     /// Waits for events until the watcher breaks or a wait fails. `gpus` are the GPUs that the watcher named last.
     fn follow(&mut self, gpus: &mut Vec<GpuAddress>, watcher: &mut impl EventHandler) -> Result<(), NvmlError> {
         let mut waits = 0;
@@ -96,7 +96,7 @@ impl WatchedGpus<'_> {
                 ControlFlow::Continue(None) => {}
             }
             if waits == 0 {
-                self.register(watcher);
+                self.register(watcher)?;
             }
             waits = (waits + 1) % REGISTER_EVERY;
             match raw::wait(self.set, WAIT_MS) {
@@ -107,16 +107,20 @@ impl WatchedGpus<'_> {
         }
     }
 
-    /// Registers the missing GPUs. Retries GPUs that do not answer, and drops those that have no events.
-    fn register(&mut self, watcher: &mut impl EventHandler) {
+    /// Registers the missing GPUs. Retries GPUs that do not answer, and drops those that have no events. Fails if the set can no
+    /// longer be used.
+    fn register(&mut self, watcher: &mut impl EventHandler) -> Result<(), NvmlError> {
         let before = self.known.len();
         for gpu in std::mem::take(&mut self.missing) {
             if self.known.values().any(|known| *known == gpu.uuid) {
                 continue;
             }
             watcher.begin_registration(Some(&gpu.uuid));
-            match self.register_one(&gpu) {
-                Ok(id) => _ = self.known.insert(id, gpu.uuid),
+            match self.try_registration(&gpu) {
+                Ok((device, types)) => {
+                    raw::register_events(self.set, &device, types)?;
+                    self.known.insert(raw::handle_id(&device), gpu.uuid);
+                }
                 Err(error) => {
                     watcher.reports_no_events(&gpu.uuid, &error);
                     if !matches!(error, NvmlError::NotSupported | NvmlError::FailedToLoadSymbol(_)) {
@@ -129,14 +133,19 @@ impl WatchedGpus<'_> {
         if self.known.len() > before {
             info!(gpus = self.known.len(), "following driver events");
         }
+        Ok(())
     }
 
-    fn register_one(&self, gpu: &GpuAddress) -> Result<usize, NvmlError> {
+    /// Returns a GPU and the event types to register. Tries them on a set of its own: a registration that answers `UNKNOWN`
+    /// leaves its set in an undefined state (nvml.h, `nvmlDeviceRegisterEvents`).
+    fn try_registration(&self, gpu: &GpuAddress) -> Result<(Device<'a>, u64), NvmlError> {
         let device = find_gpu(self.nvml, gpu).map_err(|(_, error)| error)?;
-        match raw::supported_events(&device)? & EVENT_TYPES {
-            0 => Err(NvmlError::NotSupported),
-            types => raw::register_events(self.set, &device, types).map(|()| raw::handle_id(&device)),
+        let types = raw::supported_events(&device)? & EVENT_TYPES;
+        if types == 0 {
+            return Err(NvmlError::NotSupported);
         }
+        raw::register_events(&self.nvml.create_event_set()?, &device, types)?;
+        Ok((device, types))
     }
 
     fn event(&self, reported: &raw::Reported) -> DriverEvent {

@@ -5,6 +5,7 @@ use std::{
     time::Duration,
 };
 
+use gpunode_scenario::ReturnCode;
 use nvml_wrapper_sys::bindings::{nvmlEventData_t, nvmlReturn_t};
 
 use super::{answer, on_gpu, pointer::Out};
@@ -37,8 +38,14 @@ extern "C" fn nvmlEventSetFree(set: EventSetHandle) -> nvmlReturn_t {
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceRegisterEvents(device: DeviceHandle, types: c_ulonglong, set: EventSetHandle) -> nvmlReturn_t {
-    on_gpu("nvmlDeviceRegisterEvents", device, |gpu| {
-        gpu.node().event_sets().get(set)?.register(gpu, types)
+    answer(|| {
+        let set = library::node()?.event_sets().get(set)?;
+        let gpu = library::gpu("nvmlDeviceRegisterEvents", device);
+        let registered = gpu.and_then(|gpu| set.register(&gpu, types));
+        if registered == Err(ReturnCode::Unknown) {
+            set.spoil();
+        }
+        registered
     })
 }
 

@@ -126,6 +126,17 @@ fn a_wait_can_be_made_to_fail() {
 }
 
 #[test]
+fn a_registration_that_answers_unknown_leaves_the_set_undefined() {
+    let node = t4();
+    let set = set_of_all(&node);
+    let state = node.state();
+    state.fail(1, "nvmlDeviceRegisterEvents", ReturnCode::Unknown).unwrap();
+    assert_eq!(set.register(&node.device(1), XID), Err(ReturnCode::Unknown.code()));
+    state.inject_xid(0, 79).unwrap();
+    assert_eq!(set.wait(0).unwrap_err(), TIMEOUT);
+}
+
+#[test]
 fn types_that_never_happen_are_refused() {
     let node = t4();
     let supported = node.device(0).supported_event_types().unwrap();

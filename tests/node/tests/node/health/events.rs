@@ -110,7 +110,7 @@ async fn a_gpu_that_reports_no_events_is_told_once_and_the_others_are_followed()
     lab.agent.logs("the GPU reports no events").await?;
     // Another session.
     lab.node.load_module()?;
-    let followed = || (lab.agent.logged("following driver events") == 2).then_some(());
+    let followed = || (lab.agent.logged("following driver events") >= 2).then_some(());
     until("the events of the other driver are followed", followed).await?;
     for gpu in [2, 3] {
         lab.node.state()?.inject_xid(gpu, TIMEOUT)?;
@@ -118,6 +118,16 @@ async fn a_gpu_that_reports_no_events_is_told_once_and_the_others_are_followed()
     broken(&lab, GPU, &[&uuids[3]]).await?;
     assert_eq!(lab.agent.logged("the GPU reports no events"), 1);
     Ok(())
+}
+
+/// The event set is undefined then (nvml.h).
+#[tokio::test]
+async fn a_gpu_whose_registration_fails_costs_the_others_no_events() -> Result<()> {
+    let node = Node::with_v100()?;
+    node.state()?.fail(2, "nvmlDeviceRegisterEvents", ReturnCode::Unknown)?;
+    let lab = lab(node, "", GPU, 8).await?;
+    lab.node.state()?.inject_xid(3, TIMEOUT)?;
+    broken(&lab, GPU, &[&lab.node.uuids()?[3]]).await
 }
 
 /// `nvml.h` lets a look-up by UUID fail while any GPU of the node is lost.
@@ -136,7 +146,7 @@ async fn of_eight_gpus_one_is_lost_and_seven_stay_healthy_and_followed() -> Resu
         broken(&lab, GPU, &[&uuids[2]]).await?;
         // A new session registers the others too.
         lab.node.load_module()?;
-        let followed = || (lab.agent.logged("following driver events") == 2).then_some(());
+        let followed = || (lab.agent.logged("following driver events") >= 2).then_some(());
         until("the events of the other GPUs are followed", followed).await?;
         state.inject_xid(3, TIMEOUT)?;
         broken(&lab, GPU, &[&uuids[2], &uuids[3]]).await?;
@@ -165,7 +175,7 @@ async fn a_gpu_that_a_new_session_does_not_list_stays_lost_and_moves_no_other() 
     state.update_gpu(2, |gpu| (gpu.lost, gpu.unlisted) = (true, true))?;
     // Another session.
     lab.node.load_module()?;
-    let followed = || (lab.agent.logged("following driver events") == 2).then_some(());
+    let followed = || (lab.agent.logged("following driver events") >= 2).then_some(());
     until("the events of the other GPUs are followed", followed).await?;
     lab.agent.logs("find GPU 2: the driver no longer lists it").await?;
     broken(&lab, GPU, &[&uuids[2]]).await?;
@@ -185,11 +195,11 @@ async fn a_lost_gpu_that_ends_the_wait_for_events_costs_the_others_none() -> Res
         state.lose(2)?;
         let lost = Stopwatch::start();
         state.fail(2, "nvmlEventSetWait", code)?;
-        let followed = || (lab.agent.logged("following driver events") == 2).then_some(());
+        let followed = || (lab.agent.logged("following driver events") >= 2).then_some(());
         until("the events of the other GPUs are followed", followed).await?;
         let gap = lost.elapsed();
         assert!(
-            gap < Duration::from_secs(3),
+            gap < Duration::from_millis(4500),
             "after {gap:?}; a whole new session comes after 5 s"
         );
         state.inject_xid(3, TIMEOUT)?;
