@@ -134,7 +134,7 @@ async fn a_gpu_that_is_plugged_in_is_offered_and_its_events_are_followed() -> Re
     let endpoint = lab.kubelet.has(GPU, |endpoint| endpoint.healthy().len() == 4).await?;
     assert_eq!((endpoint.ids(), endpoint.registrations), (lab.node.uuids()?, 1));
     until("the events of all GPUs are followed", || {
-        (lab.agent.logged("following driver events") == 2).then_some(())
+        (lab.agent.logged("following driver events") >= 2).then_some(())
     })
     .await?;
     lab.node.state()?.inject_xid(3, 79)?;
@@ -170,7 +170,7 @@ async fn a_driver_that_is_replaced_underneath_is_used_within_10_s_and_no_contain
     assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
     lab.agent.logs("following driver events").await?;
     until("the new driver's events are followed", || {
-        (lab.agent.logged("following driver events") == 2).then_some(())
+        (lab.agent.logged("following driver events") >= 2).then_some(())
     })
     .await?;
     lab.node.state()?.inject_xid(0, 79)?;
