@@ -88,7 +88,7 @@ pub async fn run(args: RunArgs) -> Result<()> {
         driver_events: Some(driver_events),
         metrics: metrics.clone(),
     };
-    let utilisation = Utilisation::new(driver_roots.clone());
+    let utilisation = Utilisation::new(driver_roots.clone(), hardware.clone());
     let manager = device_manager(node, client.clone(), utilisation, node_health.clone(), metrics.clone());
     let plugins = device_plugins(node, manager.clone(), &mut tasks);
     let health_inputs = MonitorInputs {

@@ -1,8 +1,12 @@
 //! Reads how busy the GPUs are, only to choose between devices that are otherwise equal.
 
-use crate::driver::{hardware_probe::DriverRoots, nvml};
+use crate::driver::{hardware::Hardware, hardware_probe::DriverRoots, nvml};
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
-use tokio::{sync::Semaphore, task::spawn_blocking, time::timeout};
+use tokio::{
+    sync::{Semaphore, watch},
+    task::spawn_blocking,
+    time::timeout,
+};
 use tracing::debug;
 
 /// Time limit: a pod is waiting for its devices.
@@ -12,14 +16,16 @@ const TIMEOUT: Duration = Duration::from_millis(300);
 #[derive(Debug)]
 pub struct Utilisation {
     roots: DriverRoots,
+    hardware: watch::Receiver<Option<Arc<Hardware>>>,
     free: Arc<Semaphore>,
 }
 
 impl Utilisation {
-    /// Creates a reader for the driver below `roots`.
-    pub fn new(roots: DriverRoots) -> Self {
+    /// Creates a reader for the driver below `roots` and the GPUs of the last hardware probe.
+    pub fn new(roots: DriverRoots, hardware: watch::Receiver<Option<Arc<Hardware>>>) -> Self {
         Self {
             roots,
+            hardware,
             free: Arc::new(Semaphore::new(1)),
         }
     }
@@ -30,12 +36,12 @@ impl Utilisation {
         let Ok(permit) = self.free.clone().try_acquire_owned() else {
             return BTreeMap::new();
         };
-        let roots = self.roots.clone();
+        let (roots, hardware) = (self.roots.clone(), self.hardware.borrow().clone());
         let answer = spawn_blocking(move || {
             let _permit = permit;
+            let inventory = hardware.as_deref().and_then(Hardware::answering)?;
             let call = roots.calls.begin()?;
-            call.begin_turn(None);
-            nvml::utilisation(&roots.library()?)
+            nvml::utilisation(&roots.library()?, &inventory.gpus, |gpu| call.begin_turn(gpu))
                 .inspect_err(|error| debug!(%error, "cannot read the utilisation"))
                 .ok()
         });

@@ -176,7 +176,7 @@ mod tests {
         let manager = DeviceManager::new(DeviceManagerInputs {
             host_root: folder.to_owned(),
             mps_dir: folder.to_owned(),
-            utilisation: Utilisation::new(nowhere),
+            utilisation: Utilisation::new(nowhere, watch::channel(None).1),
             node: None,
             health: watch::Sender::default().subscribe(),
             metrics: AgentMetrics::new(),

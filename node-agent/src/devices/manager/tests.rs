@@ -29,7 +29,7 @@ fn manager_with(mps_dir: PathBuf, health: &watch::Sender<Arc<NodeHealth>>) -> Ar
     Arc::new(DeviceManager::new(DeviceManagerInputs {
         host_root: folder,
         mps_dir,
-        utilisation: Utilisation::new(nowhere),
+        utilisation: Utilisation::new(nowhere, watch::channel(None).1),
         node: None,
         health: health.subscribe(),
         metrics: AgentMetrics::new(),

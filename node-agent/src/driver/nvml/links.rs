@@ -1,7 +1,7 @@
 //! Reads the links between the GPUs of a node.
 
 use super::raw::{self, RemoteDevice};
-use gpunode_gpu::{GpuLink, LinkLevel};
+use gpunode_gpu::{Gpu, GpuLink, LinkLevel};
 use nvml_wrapper::{Device, enum_wrappers::device::TopologyLevel, struct_wrappers::device::PciInfo};
 
 /// Maximum number of NVLinks of a GPU (`NVML_NVLINK_MAX_LINKS` of NVML 13).
@@ -17,22 +17,25 @@ struct NvLinks {
     to_switch: u32,
 }
 
-/// Returns the links of each device to the others, in the order of `devices`. A call that fails leaves a link unknown.
-pub fn between(devices: &[(u32, Device<'_>)]) -> Vec<Vec<GpuLink>> {
-    let ends: Vec<(Option<PciAddress>, NvLinks)> = devices
+/// Returns the links of each GPU to the others; `devices` are the same GPUs. A call that fails leaves a link unknown. `begin`
+/// receives the UUID of each GPU before calls about it.
+pub fn between(gpus: &[Gpu], devices: &[Device<'_>], begin: impl Fn(Option<&str>)) -> Vec<Vec<GpuLink>> {
+    let ends: Vec<(Option<PciAddress>, NvLinks)> = gpus
         .iter()
-        .map(|(_, device)| (device.pci_info().ok().map(|pci| address(&pci)), active_nvlinks(device)))
+        .zip(devices)
+        .map(|(gpu, device)| {
+            begin(Some(&gpu.uuid));
+            (device.pci_info().ok().map(|pci| address(&pci)), active_nvlinks(device))
+        })
         .collect();
-    devices
-        .iter()
-        .zip(&ends)
-        .map(|((index, device), (_, own))| {
-            devices
-                .iter()
-                .zip(&ends)
-                .filter(|((peer, _), _)| peer != index)
+    let all = || gpus.iter().zip(devices).zip(&ends);
+    all()
+        .map(|((gpu, device), (_, own))| {
+            begin(Some(&gpu.uuid));
+            all()
+                .filter(|((peer, _), _)| peer.index != gpu.index)
                 .map(|((peer, other), (at, theirs))| GpuLink {
-                    peer: *peer,
+                    peer: peer.index,
                     level: level(device, other),
                     nvlinks: Some(nvlinks(own, theirs, *at)).filter(|count| *count > 0),
                 })

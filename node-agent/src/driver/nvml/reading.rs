@@ -31,8 +31,7 @@ pub struct DriverReading {
 
 /// Reads the GPUs through the library at `path`. `function` looks up a PCI address. A GPU of `before` that does not answer,
 /// or is lost, stays as it was; other GPUs without an answer are omitted. `begin` receives the UUID of each GPU before calls
-/// about it, of which the first takes 1 to 5 s without persistence mode, and none before calls about several GPUs or an unknown
-/// one.
+/// about it, of which the first takes 1 to 5 s without persistence mode, and none before calls about no GPU or an unknown one.
 pub fn read(
     path: &Path,
     host_root: &Path,
@@ -99,13 +98,14 @@ pub fn read(
         };
         if let Some(gpu) = described {
             reading.inventory.gpus.push(gpu);
-            devices.push((index, device));
+            devices.push(device);
         }
     }
-    begin(None);
-    for (gpu, links) in reading.inventory.gpus.iter_mut().zip(links::between(&devices)) {
+    let links = links::between(&reading.inventory.gpus, &devices, &begin);
+    for (gpu, links) in reading.inventory.gpus.iter_mut().zip(links) {
         gpu.links = links;
     }
+    begin(None);
     for (kept, is_lost) in silent {
         reading.lost.extend(is_lost.then(|| kept.uuid.clone()));
         reading.inventory.gpus.push(kept);
@@ -119,14 +119,16 @@ pub fn read(
     Ok(reading)
 }
 
-/// Returns the utilisation of each GPU in percent, by index. Omits GPUs without one, such as those with MIG on.
-pub fn utilisation(path: &Path) -> Result<BTreeMap<u32, u32>, DriverError> {
+/// Returns the utilisation of each of the GPUs in percent, by index. Omits GPUs without one, such as those with MIG on. `begin`
+/// receives the UUID of each GPU before calls about it.
+pub fn utilisation(path: &Path, gpus: &[Gpu], begin: impl Fn(Option<&str>)) -> Result<BTreeMap<u32, u32>, DriverError> {
     let nvml = open(path)?;
-    let count = nvml.device_count().map_err(DriverError::Count)?;
-    let busy = |index| nvml.device_by_index(index)?.utilization_rates();
-    Ok((0..count)
-        .filter_map(|index| Some((index, busy(index).ok()?.gpu)))
-        .collect())
+    let busy = |gpu: &Gpu| {
+        begin(Some(&gpu.uuid));
+        let device = find_gpu(&nvml, &GpuAddress::of(gpu)).ok()?;
+        Some((gpu.index, device.utilization_rates().ok()?.gpu))
+    };
+    Ok(gpus.iter().filter_map(busy).collect())
 }
 
 /// Reason why no index names a GPU of the last reading.
