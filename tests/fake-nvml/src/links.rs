@@ -84,15 +84,15 @@ pub(crate) fn active(gpu: &Gpu, number: u32) -> Answer<&NvLink> {
     port(gpu, number)?.ok_or(ReturnCode::NotSupported)
 }
 
-/// A link between two GPUs is down while either of them is divided.
-pub(crate) fn may_be_up(node: &Node, gpu: &Gpu, link: &NvLink) -> bool {
-    match &link.remote {
-        NvLinkEnd::Switch { .. } => true,
-        NvLinkEnd::Gpu { index } => {
-            let divided = |gpu: &Gpu| gpu.mig.is_some();
-            !divided(gpu) && !node.listed().any(|(_, peer)| peer.index == *index && divided(peer))
-        }
-    }
+/// A link between two GPUs is down while either of them is divided or lost.
+pub(crate) fn may_be_up(node: &Node, gpu: &Gpu, link: &NvLink) -> Answer<bool> {
+    let NvLinkEnd::Gpu { index } = &link.remote else {
+        return Ok(true);
+    };
+    let peer = node.state()?.gpu(*index);
+    let divided = |gpu: &Gpu| gpu.mig.is_some();
+    let is_peer_divided = node.listed().any(|(_, peer)| peer.index == *index && divided(peer));
+    Ok(!(divided(gpu) || is_peer_divided || peer.lost || peer.unlisted))
 }
 
 /// Returns whether a connected port has the capability.

@@ -56,7 +56,7 @@ pub struct ProbeTarget {
 pub struct ProbeReport {
     /// The result.
     pub probe: GpuProbe,
-    /// The probed NVLinks that are up, or down because MIG is on at their other end; none when MIG is on here, and before the
+    /// The probed NVLinks that are up, or down because of the GPU at their other end; none when MIG is on here, and before the
     /// GPU has joined its fabric.
     pub links: Option<Vec<u32>>,
     /// Registration of the GPU in its NVLink fabric; that of the target if the call fails.
@@ -68,7 +68,7 @@ pub struct ProbeReport {
 }
 
 /// Probes each target through the library at `path`, one after the other, until `on_report` breaks. `begin` receives the UUID
-/// of each GPU before calls about it, and none before calls about another one. Blocks.
+/// of each GPU before calls about it, and none before calls about one that is no target. Blocks.
 pub fn probe(
     path: &Path,
     targets: &[ProbeTarget],
@@ -85,7 +85,7 @@ pub fn probe(
             link_ends: LinkEnds::new(),
             failed: Vec::new(),
         };
-        if let Err((call, error)) = fill_report(&nvml, target, &mut report, &mut begin) {
+        if let Err((call, error)) = fill_report(&nvml, target, targets, &mut report, &mut begin) {
             // A GPU that NVML does not list was lost before the first of the open sessions.
             let is_lost = matches!(error, NvmlError::GpuLost | NvmlError::NotFound);
             report.probe.result = if is_lost { ProbeResult::Lost } else { ProbeResult::Fails };
@@ -120,6 +120,7 @@ pub fn unanswered(target: &ProbeTarget) -> GpuProbe {
 fn fill_report(
     nvml: &Nvml,
     target: &ProbeTarget,
+    targets: &[ProbeTarget],
     report: &mut ProbeReport,
     begin: &mut impl FnMut(Option<&str>),
 ) -> Result<(), FailedCall> {
@@ -149,7 +150,7 @@ fn fill_report(
     if mig.is_some_and(|mode| mode.current == NVML_DEVICE_MIG_ENABLE) {
         report.probe.link_down = Some(false);
     } else if has_joined {
-        let up = links(&device, target, begin).map_err(failed_in("nvmlDeviceGetNvLinkState"))?;
+        let up = links(&device, target, targets, begin).map_err(failed_in("nvmlDeviceGetNvLinkState"))?;
         report.probe.link_down = target.links.as_ref().map(|before| before.len() > up.len());
         if target.links.is_none() {
             report.link_ends = up.iter().filter_map(|link| link_end(&device, *link)).collect();
@@ -222,42 +223,61 @@ fn number(value: &SampleValue) -> Option<u64> {
 }
 
 /// Returns those of the target's NVLinks, or of all, that are up or have a reason to be down: MIG takes the links of a GPU
-/// down, which is no fault of the GPU at their other end.
+/// down, and so does its loss, which is no fault of the GPU at their other end.
 fn links(
     device: &Device<'_>,
     target: &ProbeTarget,
+    targets: &[ProbeTarget],
     begin: &mut impl FnMut(Option<&str>),
 ) -> Result<Vec<u32>, NvmlError> {
     let of = target.links.as_deref();
     let all: Vec<u32> = (0..MAX_NVLINKS).collect();
     let mut up = Vec::new();
     for link in of.unwrap_or(&all) {
-        match device.link_wrapper_for(*link).is_active() {
-            Ok(is_up) => {
-                if is_up || ends_at_mig(device.nvml(), target, *link, begin) {
-                    up.push(*link);
-                }
-            }
+        let is_up = match device.link_wrapper_for(*link).is_active() {
             // The numbers of a board's NVLinks may have gaps.
-            Err(error) if matches!(error, NvmlError::InvalidArg) || is_unsupported(&error) => {}
-            Err(error) => return Err(error),
+            Err(error) if matches!(error, NvmlError::InvalidArg) || is_unsupported(&error) => false,
+            state => state?,
+        };
+        if is_up || has_reason_to_be_down(device.nvml(), target, targets, *link, begin) {
+            up.push(*link);
         }
     }
     Ok(up)
 }
 
-/// Returns true if the GPU at the other end of a link has MIG on. If that GPU hangs, the target is not to blame.
-fn ends_at_mig(nvml: &Nvml, target: &ProbeTarget, link: u32, begin: &mut impl FnMut(Option<&str>)) -> bool {
+/// Returns true if the GPU at the other end of a link has MIG on or does not answer. If that GPU hangs, the target is not to
+/// blame.
+fn has_reason_to_be_down(
+    nvml: &Nvml,
+    target: &ProbeTarget,
+    targets: &[ProbeTarget],
+    link: u32,
+    begin: &mut impl FnMut(Option<&str>),
+) -> bool {
     let mut ends = target.link_ends.iter();
     let Some((_, bus_id)) = ends.find(|(number, _)| *number == link) else {
         return false;
     };
-    begin(None);
-    let mode = nvml
-        .device_by_pci_bus_id(bus_id.as_str())
-        .and_then(|peer| peer.mig_mode());
+    // The other end may be a switch: drivers before 465 do not say so.
+    let is_here = |address: &String| slot(address).is_some() && slot(address) == slot(bus_id);
+    let peer = targets
+        .iter()
+        .find(|peer| peer.pci_bus_id.as_ref().is_some_and(is_here));
+    begin(peer.map(|peer| peer.gpu.as_str()));
+    let has_reason = nvml.device_by_pci_bus_id(bus_id.as_str()).and_then(|device| {
+        let mode = if_supported(device.mig_mode())?;
+        if_supported(raw::total_memory(&device))?;
+        Ok(mode.is_some_and(|mode| mode.current == NVML_DEVICE_MIG_ENABLE))
+    });
     begin(Some(&target.gpu));
-    mode.is_ok_and(|mode| mode.current == NVML_DEVICE_MIG_ENABLE)
+    has_reason.unwrap_or_else(|error| peer.is_some() || matches!(error, NvmlError::GpuLost))
+}
+
+/// Returns the numbers of a PCI address. NVML writes the domain with more digits than the kernel.
+fn slot(address: &str) -> Option<Vec<u32>> {
+    let numbers = address.split([':', '.']);
+    numbers.map(|number| u32::from_str_radix(number, 16).ok()).collect()
 }
 
 /// Returns number and other end of a link, unless it leads to a switch.

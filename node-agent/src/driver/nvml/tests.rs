@@ -773,3 +773,36 @@ fn a_link_to_a_gpu_with_mig_on_is_not_down() {
         Some(true)
     );
 }
+
+#[test]
+fn a_link_to_a_gpu_that_is_lost_is_not_down() {
+    let driver = FakeDriver::new("{board: NVIDIA A30, count: 2, topology: Bridge}");
+    let gpus = driver.read(Path::new("/nowhere")).inventory.gpus;
+    let target = |gpu: &Gpu| ProbeTarget {
+        gpu: gpu.uuid.clone(),
+        pci_bus_id: gpu.pci_bus_id.clone(),
+        ..ProbeTarget::default()
+    };
+    let first = probed(&driver, target(&gpus[0]));
+    let linked = ProbeTarget {
+        links: first.links,
+        link_ends: first.link_ends,
+        ..target(&gpus[0])
+    };
+    let targets = [linked, target(&gpus[1])];
+    let link_down = |targets: &[ProbeTarget]| {
+        let mut down = Vec::new();
+        let on_report = |report: ProbeReport| {
+            down.push(report.probe.link_down);
+            ControlFlow::Continue(())
+        };
+        probe(&driver.library(), targets, |_| {}, on_report).unwrap();
+        down[0]
+    };
+    for lost in ["", ", lostCode: UNKNOWN", ", unlisted: true"] {
+        driver.state(&format!("gpus: {{1: {{lost: true{lost}}}}}"));
+        assert_eq!(link_down(&targets), Some(false), "{lost}");
+    }
+    // The end of a link that is no GPU of the node excuses nothing.
+    assert_eq!(link_down(&targets[..1]), Some(true));
+}

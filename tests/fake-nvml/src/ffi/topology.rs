@@ -96,7 +96,7 @@ extern "C" fn nvmlDeviceGetNvLinkState(device: DeviceHandle, link: c_uint, activ
     on_link("nvmlDeviceGetNvLinkState", device, link, |gpu| {
         let hardware = gpu.hardware()?;
         let is_up = match links::port(hardware, link)? {
-            Some(port) => links::may_be_up(gpu.node(), hardware, port) && !fabric::keeps_down(gpu, port)?,
+            Some(port) => links::may_be_up(gpu.node(), hardware, port)? && !fabric::keeps_down(gpu, port)?,
             None => false,
         };
         active.set(u32::from(is_up && !gpu.state().links_down.contains(&link)))

@@ -57,6 +57,16 @@ fn a_bridge_is_down_while_a_gpu_at_its_end_is_divided() {
 }
 
 #[test]
+fn a_link_is_down_while_the_gpu_at_its_end_is_lost() {
+    let node = TestNode::new("NVIDIA A30", 4, Topology::Bridge);
+    node.state().lose(1).unwrap();
+    let is_up = |gpu| node.device(gpu).link_wrapper_for(3).is_active().unwrap();
+    assert_eq!([0, 2, 3].map(is_up), [false, true, true]);
+    node.state().restore(1).unwrap();
+    assert!(is_up(0));
+}
+
+#[test]
 fn dgx1_has_two_sockets_of_two_switches() {
     let node = TestNode::dgx1();
     for a in 0..8_u32 {
