@@ -33,7 +33,7 @@ impl GpuAddress {
     }
 }
 
-/// Looks a GPU up by its PCI address. Returns [`NvmlError::NotFound`] if NVML lists no GPU there, or another one.
+/// Looks a GPU up by its PCI address. Returns [`NvmlError::NotFound`] if NVML lists no GPU there; also see [`is_replaced`].
 pub fn find_gpu<'nvml>(nvml: &'nvml Nvml, gpu: &GpuAddress) -> Result<Device<'nvml>, FailedCall> {
     let Some(address) = &gpu.pci_bus_id else {
         return find_gpu_by_index(nvml, &gpu.uuid);
@@ -44,8 +44,13 @@ pub fn find_gpu<'nvml>(nvml: &'nvml Nvml, gpu: &GpuAddress) -> Result<Device<'nv
     if device.uuid().map_err(failed_in(UUID))? == gpu.uuid {
         Ok(device)
     } else {
-        Err((BY_ADDRESS, NvmlError::NotFound))
+        Err((UUID, NvmlError::NotFound))
     }
+}
+
+/// Returns true for the error of [`find_gpu`] when another GPU is at the address.
+pub fn is_replaced(failed: &FailedCall) -> bool {
+    matches!(failed, (UUID, NvmlError::NotFound))
 }
 
 /// Looks a GPU of unknown address up among all. Of those that do not answer, the last one's error is returned if none is it.

@@ -2,7 +2,7 @@
 
 use super::{
     error::{DriverError, FailedCall, failed_in, is_missing},
-    lookup::{GpuAddress, find_gpu, find_mig_device},
+    lookup::{GpuAddress, find_gpu, find_mig_device, is_replaced},
     raw::{self, RemoteDevice},
     session::open,
 };
@@ -67,8 +67,9 @@ pub struct ProbeReport {
     pub failed: Vec<(String, FailedCall)>,
 }
 
-/// Probes each target through the library at `path`, one after the other, until `on_report` breaks. `begin` receives the UUID
-/// of each GPU before calls about it, and none before calls about one that is no target. Blocks.
+/// Probes each target through the library at `path`, one after the other, until `on_report` breaks. Leaves out a target if its
+/// slot has another GPU. `begin` receives the UUID of each GPU before calls about it, and none before calls about one that is no
+/// target. Blocks.
 pub fn probe(
     path: &Path,
     targets: &[ProbeTarget],
@@ -85,11 +86,14 @@ pub fn probe(
             link_ends: LinkEnds::new(),
             failed: Vec::new(),
         };
-        if let Err((call, error)) = fill_report(&nvml, target, targets, &mut report, &mut begin) {
+        if let Err(failed) = fill_report(&nvml, target, targets, &mut report, &mut begin) {
+            if is_replaced(&failed) {
+                continue;
+            }
             // A GPU that NVML does not list was lost before the first of the open sessions.
-            let is_lost = matches!(error, NvmlError::GpuLost | NvmlError::NotFound);
+            let is_lost = matches!(failed.1, NvmlError::GpuLost | NvmlError::NotFound);
             report.probe.result = if is_lost { ProbeResult::Lost } else { ProbeResult::Fails };
-            report.failed.push((target.gpu.clone(), (call, error)));
+            report.failed.push((target.gpu.clone(), failed));
         }
         if on_report(report).is_break() {
             break;

@@ -4,7 +4,7 @@ use super::{
     capabilities::Capabilities,
     error::{DriverError, Unanswered},
     links,
-    lookup::{GpuAddress, find_gpu},
+    lookup::{GpuAddress, find_gpu, is_replaced},
     mig, raw,
     session::open,
 };
@@ -158,6 +158,7 @@ impl Absence {
         let address = gpu.pci_bus_id.as_deref()?;
         match find_gpu(nvml, &GpuAddress::of(gpu)) {
             Err((_, NvmlError::GpuLost)) => Some(Self::Lost),
+            Err(error) if is_replaced(&error) => None,
             Err((_, NvmlError::NotFound)) => function(address).is_attached.then_some(Self::Unlisted),
             Ok(_) | Err(_) => Some(Self::Silent),
         }

@@ -474,12 +474,18 @@ fn a_lost_gpu_keeps_no_other_gpu_from_changing_its_mode() {
 #[test]
 fn a_gpu_is_the_one_with_its_uuid_and_not_any_at_its_address() {
     let driver = FakeDriver::new("{node: a, board: Tesla T4, count: 1, topology: Pcie}");
-    let gpus = driver.read(Path::new("/nowhere")).inventory.gpus;
+    let before = driver.read(Path::new("/nowhere"));
+    let gpus = &before.inventory.gpus;
     driver.scenario("{node: b, board: Tesla T4, count: 1, topology: Pcie}");
+    assert_eq!(probe_all(&driver, gpus), BTreeMap::new());
+    // The driver has a GPU at that address.
+    let now = driver.read_attached(&before, true);
     assert_eq!(
-        probe_all(&driver, &gpus),
-        BTreeMap::from([(gpus[0].uuid.clone(), false)])
+        (now.inventory.gpus.len(), now.lost.len(), now.unreadable.len()),
+        (1, 0, 0)
     );
+    assert_ne!(now.inventory.gpus[0].uuid, gpus[0].uuid);
+    assert_eq!(now.inventory.gpus[0].index, 0);
 }
 
 #[test]
