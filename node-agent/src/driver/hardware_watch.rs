@@ -9,7 +9,6 @@ use crate::{
         hardware::{DriverState, Hardware},
         hardware_probe::{DriverRoots, HardwareTraces},
         nvml::GpuAddress,
-        pci::nvidia_functions,
     },
 };
 use gpunode_gpu::Inventory;
@@ -96,7 +95,7 @@ impl HardwareWatch {
                 if calls_ended(&roots, &hardware_sender, &mut release).await
                     && daemons_ended(&mps_dir, &roots, &hardware_sender, &mut release).await
                 {
-                    publish_released(&roots, &hardware_sender).await;
+                    publish_state(&roots, &hardware_sender, DriverState::Released).await;
                     release.wait_for(false).await;
                 }
                 release.save(false).await;
@@ -105,7 +104,11 @@ impl HardwareWatch {
                 continue;
             }
             let has_ended = !is_other || sessions_end(&roots.calls).await;
-            let (traces, hardware) = probe_within(PROBE_TIMEOUT, &roots, &hardware_sender).await;
+            let (traces, hardware) = tokio::select! {
+                probed = probe_within(PROBE_TIMEOUT, &roots, &hardware_sender) => probed,
+                // The release waits for the call of this probe, too.
+                () = release.wait_for(true) => continue,
+            };
             // A driver that changed meanwhile gets sessions of its own.
             let is_current = has_ended && Some(traces.driver()) == driver;
             before = driver.filter(|_| is_current);
@@ -190,7 +193,7 @@ async fn calls_ended(
     }
     let message = "release the GPUs: a call to the driver has no answer yet; if it gets none, reboot the node (see its \
                    kernel log)";
-    publish_waiting(roots, hardware_sender, message.to_owned()).await;
+    publish_state(roots, hardware_sender, DriverState::Waiting(message.to_owned())).await;
     tokio::select! {
         () = roots.calls.ended() => true,
         () = release.wait_for(false) => false,
@@ -219,7 +222,7 @@ async fn daemons_ended(
         return true;
     }
     let message = "release the GPUs: MPS control daemons still run; they end after the pods that use them";
-    publish_waiting(roots, hardware_sender, message.to_owned()).await;
+    publish_state(roots, hardware_sender, DriverState::Waiting(message.to_owned())).await;
     tokio::select! {
         _ = timeout(DAEMONS_TIMEOUT, ended) => true,
         () = release.wait_for(false) => false,
@@ -232,41 +235,27 @@ fn has_daemons(mps_dir: &Path) -> bool {
     entries.any(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
 }
 
-/// Publishes that the agent waits for the driver, and keeps the last probe's GPUs.
-async fn publish_waiting(
+/// Publishes a state in which the driver is not used, and keeps the last probe's GPUs.
+async fn publish_state(
     roots: &Arc<DriverRoots>,
     hardware_sender: &watch::Sender<Option<Arc<Hardware>>>,
-    message: String,
+    driver: DriverState,
 ) {
-    let probing = roots.clone();
-    let functions = run_blocking(move || nvidia_functions(&probing.host_root).len()).await;
-    let last = hardware_sender.borrow().as_deref().cloned().unwrap_or_default();
-    let functions = functions.unwrap_or(last.functions);
-    publish(
-        hardware_sender,
-        Hardware {
-            functions,
-            driver: DriverState::Waiting(message),
-            failed: None,
-            ..last
-        },
-    );
-}
-
-/// Publishes the released state and keeps the last probe's GPUs.
-async fn publish_released(roots: &Arc<DriverRoots>, hardware_sender: &watch::Sender<Option<Arc<Hardware>>>) {
-    let last = hardware_sender.borrow().clone();
+    let last = hardware_sender.borrow().as_deref().cloned();
     let hardware = if let Some(last) = last {
-        Hardware {
-            driver: DriverState::Released,
-            ..Hardware::clone(&last)
-        }
+        last
     } else {
         let probing = roots.clone();
         run_blocking(move || probing.read_sysfs()).await.unwrap_or_default()
     };
-    info!("the GPUs are released: the driver is no longer used");
-    hardware_sender.send_replace(Some(Arc::new(hardware)));
+    publish(
+        hardware_sender,
+        Hardware {
+            driver,
+            failed: None,
+            ..hardware
+        },
+    );
 }
 
 /// Probes once. While the calls about a GPU take longer than `limit`, the agent waits for the driver.
@@ -286,17 +275,17 @@ async fn probe_within(
         let number = call.number();
         let mut task = tokio::task::spawn_blocking(move || probing.probe(before.as_deref(), &call));
         let result = loop {
-            let since = || roots.calls.progress(number).and_then(|progress| progress.since);
-            let begun = since();
-            let deadline = begun.unwrap_or_else(Instant::now) + limit;
+            let begun = roots.calls.progress(number);
+            let since = begun.as_ref().and_then(|progress| progress.since);
+            let deadline = since.unwrap_or_else(Instant::now) + limit;
             if let Ok(result) = timeout_at(deadline, &mut task).await {
                 break result;
             }
-            if since() == begun {
+            if roots.calls.progress(number) == begun {
                 let message = format!(
                     "query the driver: no answer within {limit:?}; if it gives none, reboot the node (see its kernel log)"
                 );
-                publish_waiting(roots, hardware_sender, message).await;
+                publish_state(roots, hardware_sender, DriverState::Waiting(message)).await;
                 // A second probe beside a hanging call would only block another thread.
                 break task.await;
             }
@@ -336,6 +325,8 @@ fn publish(hardware_sender: &watch::Sender<Option<Arc<Hardware>>>, mut hardware:
                 functions = hardware.functions,
                 "hardware has a problem"
             );
+        } else if hardware.driver == DriverState::Released {
+            info!("the GPUs are released: the driver is no longer used");
         } else {
             info!(hardware = summary, functions = hardware.functions, "hardware found");
         }

@@ -25,6 +25,9 @@ impl Host {
     fn new(scenario: &str) -> Self {
         let library = FakeDriver::new(scenario);
         let root = tempfile::tempdir().unwrap();
+        let dmi = root.path().join("sys/class/dmi/id");
+        fs::create_dir_all(&dmi).unwrap();
+        fs::write(dmi.join("product_name"), "DGX").unwrap();
         for function in ["0000:07:00.0", "0000:08:00.0"] {
             let function = root.path().join("sys/bus/pci/devices").join(function);
             fs::create_dir_all(&function).unwrap();
@@ -362,20 +365,45 @@ async fn a_driver_container_that_is_not_ready_is_waited_for_and_a_driver_in_use_
 
 #[tokio::test]
 async fn the_time_limit_applies_to_each_gpu() {
-    let host = Host::new("{node: n, board: Tesla T4, count: 4, topology: Pcie}");
-    host.library
-        .state("gpus: {0: {initMs: 400}, 1: {initMs: 400}, 2: {initMs: 400}, 3: {initMs: 400}}");
+    let host = Host::new("{node: n, board: Tesla T4, count: 8, topology: Pcie}");
+    let gpus: Vec<String> = (0..8).map(|gpu| format!("{gpu}: {{initMs: 400}}")).collect();
+    host.library.state(&format!("gpus: {{{}}}", gpus.join(", ")));
     let roots = Arc::new(host.roots());
     let (sender, seen) = watch::channel(None);
-    let limit = Duration::from_millis(1100);
+    let limit = Duration::from_millis(2500);
     let (_, hardware) = probe_within(limit, &roots, &sender).await;
     assert_eq!(
         (hardware.driver, hardware.reading.unwrap().inventory.gpus.len()),
-        (DriverState::Answers, 4)
+        (DriverState::Answers, 8)
     );
     assert!(!seen.has_changed().unwrap(), "all together took longer");
     let (_, hardware) = probe_within(Duration::from_millis(100), &roots, &sender).await;
     assert_eq!(hardware.driver, DriverState::Answers, "it answers in the end");
     let waiting = seen.borrow().clone().unwrap();
     assert!(matches!(waiting.driver, DriverState::Waiting(_)), "{waiting:?}");
+    assert_eq!((waiting.functions, &waiting.machine), (2, &hardware.machine));
+}
+
+#[tokio::test]
+async fn a_release_is_seen_while_a_probe_hangs() {
+    let host = Host::new(UNDIVIDED);
+    host.library.state("gpus: {0: {hangs: true}}");
+    let calls = DriverCalls::default();
+    let (say, said) = watch::channel(gpu_node(false));
+    let mut seen = host.watch_beside(calls.clone(), ReleaseRequest::new(Some(said), host.root.path()));
+    while calls.progress(1).is_none_or(|progress| progress.since.is_none()) {
+        sleep(Duration::from_millis(10)).await;
+    }
+    say.send_replace(gpu_node(true));
+    let waiting = wait_for(&mut seen, |_| true).await;
+    let is_saved = host.root.path().join("released").exists();
+    host.library.state("{}");
+    assert!(
+        waiting
+            .problem()
+            .is_some_and(|problem| problem.starts_with("release the GPUs: ")),
+        "{waiting:?}"
+    );
+    assert!(is_saved && calls.begin().is_none());
+    wait_for(&mut seen, |found| found.driver == DriverState::Released).await;
 }
