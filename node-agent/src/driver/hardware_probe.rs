@@ -37,23 +37,23 @@ pub struct DriverRoots {
     pub calls: DriverCalls,
 }
 
-/// Path, inode and modification time of the driver's library.
-pub type LibraryId = Option<(PathBuf, u64, i64)>;
-
-/// The driver's library, the inode of its kernel module, and its PCI functions, each with an inode. A session with NVML that
-/// is older than one of them shows another driver or other GPUs.
-pub type DriverId = (LibraryId, Option<u64>, Vec<(String, u64)>);
+/// Identity of a driver and its GPUs. A session with NVML that is older than a part of it shows another driver or other GPUs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DriverId {
+    /// Path, inode and modification time of the library.
+    pub library: Option<(PathBuf, u64, i64)>,
+    /// Inode of the kernel module, which changes when the module is loaded again.
+    module: Option<u64>,
+    /// The driver's PCI functions, each with an inode.
+    functions: Vec<(String, u64)>,
+}
 
 /// Cheap facts that change whenever the driver, which is slow, must be queried again.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HardwareTraces {
     /// Addresses of all PCI functions. Reading their classes would cost more.
     pci: Vec<String>,
-    pub library: LibraryId,
-    /// Inode of the driver's kernel module, which changes when the module is loaded again.
-    module: Option<u64>,
-    /// The driver's PCI functions.
-    attached: Vec<(String, u64)>,
+    pub driver: DriverId,
     /// MIG instances, which other programs create and destroy.
     pub instances: Option<BTreeSet<String>>,
     /// False while the driver's container is not ready.
@@ -74,13 +74,6 @@ pub fn is_validated(host_root: &Path, library: &Path) -> bool {
         || VALIDATED.iter().any(|file| folder.join(file).exists())
 }
 
-impl HardwareTraces {
-    /// Returns the parts that identify a driver and its GPUs.
-    pub fn driver(&self) -> DriverId {
-        (self.library.clone(), self.module, self.attached.clone())
-    }
-}
-
 impl DriverRoots {
     /// Finds the driver's library. Blocks.
     pub fn library(&self) -> Option<PathBuf> {
@@ -95,12 +88,14 @@ impl DriverRoots {
         });
         HardwareTraces {
             pci: pci::functions(&self.host_root),
-            attached: pci::driver_entries(&self.host_root),
-            module: module(&self.host_root),
             is_validated: library
                 .as_ref()
                 .is_none_or(|(path, ..)| is_validated(&self.host_root, path)),
-            library,
+            driver: DriverId {
+                library,
+                module: module(&self.host_root),
+                functions: pci::driver_entries(&self.host_root),
+            },
             instances: nvml::instances(&self.host_root),
         }
     }
@@ -126,7 +121,7 @@ impl DriverRoots {
         let unsupported = (functions == 0)
             .then(|| platform::unsupported(&self.host_root))
             .flatten();
-        let driver = match (&traces.library, unsupported) {
+        let driver = match (&traces.driver.library, unsupported) {
             (_, Some(reason)) => DriverState::Missing(reason.to_owned()),
             (None, None) if functions == 0 => DriverState::NotNeeded,
             (None, None) => {
@@ -171,7 +166,7 @@ impl DriverRoots {
         let version = reading
             .as_ref()
             .and_then(|reading| reading.inventory.driver_version.as_deref());
-        let run = machine::run(&self.host_root, traces.module, version);
+        let run = machine::run(&self.host_root, traces.driver.module, version);
         (
             traces,
             Hardware {

@@ -81,7 +81,7 @@ impl HardwareWatch {
         loop {
             let probing = roots.clone();
             let traces = run_blocking(move || probing.traces()).await;
-            let driver = traces.as_ref().map(HardwareTraces::driver);
+            let driver = traces.map(|traces| traces.driver);
             let is_other = driver != before;
             if release.is_on() || is_other {
                 // Ends before the probe: while a session is open, the loader returns the old library for the same path, and
@@ -110,7 +110,7 @@ impl HardwareWatch {
                 () = release.wait_for(true) => continue,
             };
             // A driver that changed meanwhile gets sessions of its own.
-            let is_current = has_ended && Some(traces.driver()) == driver;
+            let is_current = has_ended && Some(&traces.driver) == driver.as_ref();
             before = driver.filter(|_| is_current);
             if let Some(call) = hardware.failed {
                 metrics.nvml_error(call);
@@ -159,7 +159,7 @@ async fn follow(
 ) {
     let hardware = hardware_sender.borrow().clone();
     let inventory = hardware.as_deref().and_then(Hardware::answering);
-    if let (Some((library, ..)), Some(inventory)) = (&traces.library, inventory) {
+    if let (Some((library, ..)), Some(inventory)) = (&traces.driver.library, inventory) {
         let gpus: Vec<GpuAddress> = inventory.gpus.iter().map(GpuAddress::of).collect();
         events.follow(library, &gpus).await;
     }
