@@ -24,7 +24,7 @@ struct CallTable {
     is_closed: bool,
     last_number: u64,
     calls: BTreeMap<u64, CallProgress>,
-    /// Time of the driver's last answer.
+    /// Start of the last turn in which the driver answered.
     last_answer: Option<Instant>,
 }
 
@@ -83,8 +83,8 @@ impl DriverCalls {
         self.0.borrow().calls.get(&number).cloned()
     }
 
-    /// Returns the first of the calls whose turn began before `time` and after the driver's last answer: if it hangs, it keeps the
-    /// driver from answering a call that began at `time`.
+    /// Returns the first of the calls whose turn began before `time`, but not before the last turn that the driver answered: if it
+    /// hangs, it keeps the driver from answering a call that began at `time`.
     pub fn first_unanswered(&self, time: Instant) -> Option<CallProgress> {
         let table = self.0.borrow();
         let is_unanswered = |since: Instant| since < time && table.last_answer.is_none_or(|last| last <= since);
@@ -120,11 +120,12 @@ impl DriverCall {
         }
     }
 
-    /// Notes that the driver has answered a query that needs the GPU.
+    /// Notes that the driver has answered a query of this turn that needs the GPU: no call from before the turn holds the driver.
     pub fn answered(&self) {
-        self.calls
-            .0
-            .send_modify(|table| table.last_answer = Some(Instant::now()));
+        self.calls.0.send_modify(|table| {
+            let since = table.calls.get(&self.number).and_then(|progress| progress.since);
+            table.last_answer = table.last_answer.max(since);
+        });
     }
 
     /// Ends the turn.
@@ -167,10 +168,10 @@ mod tests {
         assert_eq!(calls.first_unanswered(began.unwrap()), None, "nothing is before it");
         probing.end_turn();
         assert_eq!(first(), Some(Some("GPU-1".to_owned())), "a call that ends is no answer");
-        probing.answered();
-        assert_eq!(first(), None, "the driver answers other calls than this one");
         probing.begin_turn(None);
-        assert_eq!(first(), Some(None), "a call about several GPUs");
+        assert_eq!(first(), Some(Some("GPU-1".to_owned())));
+        probing.answered();
+        assert_eq!(first(), Some(None), "the driver answers other calls than the first");
         drop(reading);
         thread::scope(|scope| {
             let waiting = scope.spawn(|| events.begin_turn(Some("GPU-2")));

@@ -425,6 +425,7 @@ mod tests {
             assert_eq!(reported(&mut probes), results(&[("B", Hangs)]));
             let call = hang_at(&mut probes, None, &["C"]);
             if answers {
+                call.begin_turn(Some("A"));
                 call.answered();
             }
             call.begin_turn(Some("C"));
