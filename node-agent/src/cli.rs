@@ -28,7 +28,7 @@ pub enum AgentCommand {
     /// Advertise the GPUs of this node to its kubelet.
     Run(RunArgs),
     /// Print the GPUs of this node as the agent reads them, in JSON. Changes nothing.
-    Inventory(InventoryArgs),
+    Inventory(DriverArgs),
     /// Keep an MPS control daemon running for each device that pods share through MPS.
     Mps(MpsArgs),
     /// Run a program with a driver root as its root; `mps` starts its daemons this way.
@@ -36,9 +36,9 @@ pub enum AgentCommand {
     MpsExec(MpsExecArgs),
 }
 
-/// Paths on the node, the same for all its agents.
+/// Paths below which the agent looks for the driver.
 #[derive(Clone, Debug, Args)]
-pub struct HostArgs {
+pub struct DriverArgs {
     /// Mount point of the host's root.
     #[arg(long, default_value = "/host")]
     pub host_root: PathBuf,
@@ -46,6 +46,13 @@ pub struct HostArgs {
     /// Root of the NVIDIA driver's files. Default: HOST_ROOT/run/nvidia/driver, then HOST_ROOT.
     #[arg(long)]
     pub driver_root: Option<PathBuf>,
+}
+
+/// Paths on the node, the same for all its agents.
+#[derive(Clone, Debug, Args)]
+pub struct HostArgs {
+    #[command(flatten)]
+    pub driver: DriverArgs,
 
     /// Folder for files that outlive this process, the same for every agent of the node.
     #[arg(long, default_value = "/var/lib/gpunode")]
@@ -103,18 +110,6 @@ pub struct RunArgs {
     pub config: Option<PathBuf>,
 }
 
-/// Arguments of `inventory`.
-#[derive(Debug, Args)]
-pub struct InventoryArgs {
-    /// Mount point of the host's root.
-    #[arg(long, default_value = "/host")]
-    pub host_root: PathBuf,
-
-    /// Root of the NVIDIA driver's files. Default: HOST_ROOT/run/nvidia/driver, then HOST_ROOT.
-    #[arg(long)]
-    pub driver_root: Option<PathBuf>,
-}
-
 /// Arguments of `mps`.
 #[derive(Clone, Debug, Args)]
 pub struct MpsArgs {
@@ -130,18 +125,7 @@ pub struct MpsArgs {
     pub pod_uid: String,
 }
 
-impl InventoryArgs {
-    /// Returns the folders in which to look for the driver.
-    pub fn hardware(self) -> DriverRoots {
-        DriverRoots {
-            host_root: self.host_root,
-            driver_root: self.driver_root,
-            calls: DriverCalls::default(),
-        }
-    }
-}
-
-impl HostArgs {
+impl DriverArgs {
     /// Returns the folders in which to look for the driver. A process clones one value, which counts its calls to the driver.
     pub fn hardware(&self) -> DriverRoots {
         DriverRoots {
@@ -150,10 +134,12 @@ impl HostArgs {
             calls: DriverCalls::default(),
         }
     }
+}
 
+impl HostArgs {
     /// Returns the client for the kubelet's PodResources API.
     fn pod_resources(&self, device_plugin_dir: PathBuf, pod_uid: &str) -> PodResources {
-        let pods = PodFolders::on_host(&self.host_root, pod_uid);
+        let pods = PodFolders::on_host(&self.driver.host_root, pod_uid);
         PodResources::new(self.pod_resources_socket.clone(), device_plugin_dir, pods)
     }
 }
@@ -179,11 +165,11 @@ impl MpsArgs {
     pub fn settings(self) -> mps::Settings {
         let folder = self
             .device_plugin_dir
-            .unwrap_or_else(|| self.host.host_root.join(DEVICE_PLUGINS));
+            .unwrap_or_else(|| self.host.driver.host_root.join(DEVICE_PLUGINS));
         mps::Settings {
             pod_resources: self.host.pod_resources(folder, &self.pod_uid),
-            host_root: self.host.host_root,
-            driver_root: self.host.driver_root,
+            host_root: self.host.driver.host_root,
+            driver_root: self.host.driver.driver_root,
             state_dir: self.host.state_dir,
             mps_dir: self.host.mps_dir,
             admin_address: self.host.admin_address,

@@ -68,7 +68,7 @@ pub async fn discover(args: NodeArgs) -> Result<()> {
     let (hardware_sender, mut hardware) = watch::channel(None);
     let (gpu_node_sender, mut gpu_node) = watch::channel(GpuNodeState::Unknown);
     let hardware_watch = HardwareWatch {
-        roots: args.host.hardware(),
+        roots: args.host.driver.hardware(),
         hardware: hardware_sender,
         probe_now: probe_now.clone(),
         release: ReleaseRequest::new(Some(gpu_node.clone()), &args.host.state_dir),

@@ -69,7 +69,7 @@ pub async fn run(args: RunArgs) -> Result<()> {
     let (hardware_sender, hardware) = watch::channel(None);
     let (gpu_node_sender, gpu_node) = watch::channel(GpuNodeState::Unknown);
     let (node_health_sender, node_health) = watch::channel(Arc::default());
-    let driver_roots = host.hardware();
+    let driver_roots = host.driver.hardware();
     let (driver_events, driver_event_queue) = DriverEvents::new(metrics.clone(), driver_roots.calls.clone());
     let (node_events, node_event_queue) = NodeEventSender::new();
 
@@ -143,7 +143,7 @@ fn device_manager(
     metrics: AgentMetrics,
 ) -> Arc<DeviceManager> {
     let inputs = DeviceManagerInputs {
-        host_root: node.host.host_root.clone(),
+        host_root: node.host.driver.host_root.clone(),
         mps_dir: node.host.mps_dir.clone(),
         utilisation,
         node: client.map(|client| NodeReader::new(client, node.node_name.clone())),
