@@ -9,7 +9,7 @@ use std::io::{self, Write as _};
 /// Reads the hardware once and prints it as the status of a `GpuNode`, in JSON. Fails afterwards if the driver, a GPU or a MIG
 /// device does not answer. Blocks.
 pub fn print(roots: &DriverRoots) -> Result<()> {
-    let call = roots.calls.begin().context("query the driver: the GPUs are released")?;
+    let call = roots.calls.begin().context("begin a call to the driver")?;
     let (_, hardware) = roots.probe(None, &call);
     let inventory = hardware.inventory();
     let unknown_health = NodeHealth::default();
