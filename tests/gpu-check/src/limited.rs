@@ -10,6 +10,8 @@ use std::{
 
 /// Pause between two looks at a process.
 const POLL: Duration = Duration::from_millis(10);
+/// Number of last lines of an output that an error shows.
+const LAST_LINES: usize = 5;
 
 /// A program that has ended, and all that it printed.
 #[derive(Debug)]
@@ -97,6 +99,13 @@ pub fn run(command: &mut Command, limit: Duration) -> Result<Finished, LimitedEr
     }
 }
 
+/// Returns the last lines of an output.
+pub fn last_lines(output: &str) -> String {
+    let lines: Vec<&str> = output.lines().collect();
+    let last = lines.get(lines.len().saturating_sub(LAST_LINES)..);
+    last.unwrap_or_default().join("\n")
+}
+
 /// Waits until a process has ended; none if it has not when the time is over.
 fn ended(child: &mut Child, limit: Duration) -> io::Result<Option<ExitStatus>> {
     let deadline = Instant::now() + limit;
@@ -145,6 +154,12 @@ mod tests {
     fn a_program_that_closes_its_outputs_and_goes_on_is_left_too() {
         let error = shell("exec >&- 2>&-; exec sleep 600", Duration::from_millis(500)).unwrap_err();
         assert!(matches!(error, LimitedError::Silent { .. }), "{error}");
+    }
+
+    #[test]
+    fn an_error_shows_the_last_lines_of_an_output() {
+        assert_eq!(last_lines("1\n2\n3\n4\n5\n6\n"), "2\n3\n4\n5\n6");
+        assert_eq!(last_lines(""), "");
     }
 
     #[test]

@@ -23,7 +23,7 @@ mod table;
 mod xml;
 
 use agent::AgentProgram;
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use clap::{Parser, Subcommand};
 use findings::Findings;
 use nvidia_smi::SmiLog;
@@ -134,19 +134,30 @@ fn check(cli: Cli) -> Result<()> {
 }
 
 fn read_smi(file: Option<&Path>, limit: Duration) -> Result<SmiLog> {
-    let output = if let Some(file) = file {
-        fs::read_to_string(file).with_context(|| format!("read {}", file.display()))?
-    } else {
-        let finished = limited::run(Command::new("nvidia-smi").args(["-q", "-x"]), limit)?;
+    if let Some(file) = file {
+        let output = fs::read_to_string(file).with_context(|| format!("read {}", file.display()))?;
+        return Ok(SmiLog::parse(&output)?);
+    }
+    let finished = limited::run(Command::new("nvidia-smi").args(["-q", "-x"]), limit)?;
+    let parsed = SmiLog::parse(&finished.stdout);
+    if finished.status.success() {
+        return Ok(parsed?);
+    }
+    let errors = limited::last_lines(&finished.stderr);
+    match parsed {
+        // Such as 14, with a warning about an infoROM after all that it prints otherwise.
+        Ok(log) => {
+            let remarks = format!("{}: {} {errors}", finished.status, log.remarks);
+            Ok(SmiLog {
+                remarks: remarks.trim().to_owned(),
+                ..log
+            })
+        }
         // It says on standard output why it fails.
-        ensure!(
-            finished.status.success(),
-            "{}: {} {}",
+        Err(_) => bail!(
+            "{}: {} {errors}",
             finished.status,
-            finished.stdout.trim(),
-            finished.stderr.trim()
-        );
-        finished.stdout
-    };
-    Ok(SmiLog::parse(&output)?)
+            limited::last_lines(&finished.stdout)
+        ),
+    }
 }

@@ -5,6 +5,10 @@ use crate::xml::{self, Element, XmlError};
 
 /// Mark of nvidia-smi for what a GPU does not have or does not tell.
 pub const NOT_AVAILABLE: &str = "N/A";
+/// Names of boards that draw on the monitor of a DGX Station. The agent leaves them out.
+const DISPLAYS: [&str; 2] = ["DGX Display", "NVIDIA DGX Display"];
+/// End of the document.
+const END: &str = "</nvidia_smi_log>";
 
 /// The driver and its GPUs. An element that this driver's nvidia-smi does not print is none; what a GPU does not have is
 /// [`NOT_AVAILABLE`].
@@ -18,11 +22,17 @@ pub struct SmiLog {
     pub cuda_version: Option<String>,
     /// The GPUs, in the order of their NVML index.
     pub gpus: Vec<SmiGpu>,
+    /// Boards that compute nothing.
+    pub displays: Vec<SmiGpu>,
+    /// Text after the document, such as a warning about an infoROM.
+    pub remarks: String,
 }
 
 /// One GPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SmiGpu {
+    /// NVML index.
+    pub index: u32,
     /// UUID.
     pub uuid: String,
     /// Product name in NVML's form.
@@ -48,6 +58,8 @@ pub struct SmiGpu {
     /// UUID of the fabric; zeros where it ends at the node.
     pub fabric_cluster: Option<String>,
     /// `Yes` or `No`.
+    pub retirement_pending: Option<String>,
+    /// `Yes` or `No`.
     pub remap_pending: Option<String>,
     /// `Yes` or `No`.
     pub remap_failed: Option<String>,
@@ -68,7 +80,7 @@ pub enum SmiError {
     #[error("read the output of nvidia-smi -q -x: GPU {gpu} has no <{element}>")]
     Missing {
         /// Place of the GPU in the output.
-        gpu: usize,
+        gpu: u32,
         /// The element.
         element: &'static str,
     },
@@ -77,28 +89,33 @@ pub enum SmiError {
 impl SmiLog {
     /// Parses an output.
     pub fn parse(text: &str) -> Result<Self, SmiError> {
-        let root = xml::parse(text)?;
+        let end = text.rfind(END).map_or(text.len(), |at| at + END.len());
+        let (document, remarks) = text.split_at_checked(end).unwrap_or((text, ""));
+        let root = xml::parse(document)?;
         if root.name != "nvidia_smi_log" {
             return Err(SmiError::Root(root.name));
         }
         let value = |name| owned(&root, &[name]);
+        let boards = (0..).zip(root.all("gpu")).map(|(index, gpu)| SmiGpu::read(index, gpu));
+        let boards: Vec<SmiGpu> = boards.collect::<Result<_, _>>()?;
+        let (displays, gpus) = boards
+            .into_iter()
+            .partition(|board| DISPLAYS.contains(&board.name.as_str()));
         Ok(Self {
             timestamp: value("timestamp"),
             driver_version: value("driver_version"),
             cuda_version: value("cuda_version"),
-            gpus: root
-                .all("gpu")
-                .enumerate()
-                .map(|(at, gpu)| SmiGpu::read(at, gpu))
-                .collect::<Result<_, _>>()?,
+            gpus,
+            displays,
+            remarks: remarks.trim().to_owned(),
         })
     }
 }
 
 impl SmiGpu {
-    fn read(at: usize, gpu: &Element) -> Result<Self, SmiError> {
+    fn read(index: u32, gpu: &Element) -> Result<Self, SmiError> {
         let value = |path: &[&str]| owned(gpu, path);
-        let needed = |path: &[&str], element| value(path).ok_or(SmiError::Missing { gpu: at, element });
+        let needed = |path: &[&str], element| value(path).ok_or(SmiError::Missing { gpu: index, element });
         let mut mig_devices: Vec<(String, String)> = gpu
             .all("mig_devices")
             .flat_map(|devices| devices.all("mig_device"))
@@ -109,6 +126,7 @@ impl SmiGpu {
             .collect();
         mig_devices.sort();
         Ok(Self {
+            index,
             uuid: needed(&["uuid"], "uuid")?,
             name: needed(&["product_name"], "product_name")?,
             bus_id: needed(&["pci", "pci_bus_id"], "pci_bus_id")?,
@@ -121,6 +139,8 @@ impl SmiGpu {
             fabric_status: value(&["fabric", "status"]),
             fabric_clique: value(&["fabric", "cliqueId"]),
             fabric_cluster: value(&["fabric", "clusterUuid"]),
+            retirement_pending: value(&["retired_pages", "pending_retirement"])
+                .or_else(|| value(&["retired_pages", "pending_blacklist"])),
             remap_pending: value(&["remapped_rows", "remapped_row_pending"]),
             remap_failed: value(&["remapped_rows", "remapped_row_failure"]),
             recovery_action: value(&["gpu_recovery_action"]),
@@ -149,9 +169,13 @@ pub mod tests {
         let [gpu] = &log.gpus[..] else { panic!("{log:?}") };
         assert_eq!(gpu.name, "Tesla V100-SXM2-32GB");
         assert_eq!(gpu.bus_id, "00000000:11:00.0");
-        assert_eq!((gpu.memory.as_deref(), gpu.minor.as_deref()), (Some("32768 MiB"), Some("0")));
+        assert_eq!(
+            (gpu.memory.as_deref(), gpu.minor.as_deref()),
+            (Some("32768 MiB"), Some("0"))
+        );
         let told = [&gpu.mig_mode, &gpu.fabric_state, &gpu.remap_pending, &gpu.remap_failed];
         assert_eq!(told.map(|value| value.as_deref()), [Some(NOT_AVAILABLE); 4]);
+        assert_eq!(gpu.retirement_pending.as_deref(), Some("No"));
         assert!(gpu.mig_devices.is_empty());
     }
 
@@ -187,6 +211,28 @@ pub mod tests {
         let text = V100.replace("<mig_devices>None</mig_devices>", &divided);
         let instances = [("2", "1"), ("9", "0")].map(|(gi, ci)| (gi.to_owned(), ci.to_owned()));
         assert_eq!(SmiLog::parse(&text).unwrap().gpus[0].mig_devices, instances);
+    }
+
+    #[test]
+    fn a_warning_may_follow_the_document() {
+        let warning = "WARNING: infoROM is corrupted at gpu 0000:11:00.0";
+        let log = SmiLog::parse(&format!("{V100}{warning}\n")).unwrap();
+        assert_eq!(log.remarks, warning);
+        assert_eq!(log.gpus, SmiLog::parse(V100).unwrap().gpus);
+    }
+
+    #[test]
+    fn a_display_board_is_no_gpu_but_has_an_index() {
+        let gpu = |name| {
+            format!(
+                "<gpu><product_name>{name}</product_name><uuid>GPU-{name}</uuid>\
+                 <pci><pci_bus_id>00000000:00:1E.0</pci_bus_id></pci></gpu>"
+            )
+        };
+        let (display, other) = (gpu("NVIDIA DGX Display"), gpu("NVIDIA A100-SXM4-80GB"));
+        let log = SmiLog::parse(&format!("<nvidia_smi_log>{display}{other}</nvidia_smi_log>")).unwrap();
+        let indices = |gpus: &[SmiGpu]| gpus.iter().map(|gpu| gpu.index).collect::<Vec<_>>();
+        assert_eq!((indices(&log.displays), indices(&log.gpus)), (vec![0], vec![1]));
     }
 
     #[test]
