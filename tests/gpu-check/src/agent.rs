@@ -1,7 +1,10 @@
 //! The agent: its inventory, and its work with the kubelet's double. Everything that it writes is in a temporary folder; it
 //! gets no configuration that changes a GPU's settings.
 
-use crate::limited;
+use crate::{
+    agent_log::{self, AgentLog},
+    limited,
+};
 use anyhow::{Context as _, Result, bail};
 use gpunode_crds::GpuNodeStatus;
 use gpunode_node_tests::FakeKubelet;
@@ -17,10 +20,11 @@ use tokio::time::{sleep, timeout};
 
 /// Configuration that advertises every GPU and every MIG device, with device nodes.
 const CONFIG: &str = "mig: {strategy: Mixed}\npassDeviceSpecs: true\n";
-/// Pause between two looks at the kubelet's double.
+/// Pause between two looks at the kubelet's double or at the agent's log.
 const POLL: Duration = Duration::from_millis(5);
-/// Number of last log lines that an error shows.
-const LOG_LINES: usize = 5;
+/// Number of rounds of probes that the check waits for. The first may have begun before the agent knew a GPU, and a call
+/// that fails is a fault when it fails again.
+pub const ROUNDS: usize = 3;
 
 /// The agent's program, and where it finds the host and the driver.
 #[derive(Debug)]
@@ -47,7 +51,11 @@ pub struct AgentInventory {
 pub struct AgentRun {
     /// Time from the start to the list with every device, or to the limit.
     pub listed_after: Duration,
-    /// Advertised devices, each with whether it is healthy.
+    /// Rounds of probes that ended, of [`ROUNDS`].
+    pub rounds: usize,
+    /// Log until their end.
+    pub log: AgentLog,
+    /// Advertised devices after the probes, each with whether it is healthy.
     pub devices: BTreeMap<String, bool>,
     /// Allocation of one device of each resource.
     pub allocations: Vec<Allocation>,
@@ -58,6 +66,8 @@ pub struct AgentRun {
 /// Allocation of one device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Allocation {
+    /// Name of the resource.
+    pub resource: String,
     /// Id of the device.
     pub device: String,
     /// The agent's answer, or its error.
@@ -71,6 +81,8 @@ pub struct Granted {
     pub visible: String,
     /// Device nodes on the host.
     pub nodes: BTreeSet<String>,
+    /// Those of them that the host does not have.
+    pub missing: BTreeSet<String>,
 }
 
 impl AgentProgram {
@@ -87,40 +99,62 @@ impl AgentProgram {
         })
     }
 
-    /// Runs `run` until it advertises `devices`, allocates one of each resource, and ends it.
-    pub async fn work(&self, devices: &BTreeSet<String>, limit: Duration) -> Result<AgentRun> {
+    /// Runs `run` until it advertises `devices`, follows the events of its `gpus` GPUs and has probed them; allocates one
+    /// device of each resource, and ends it. Goes on when one of these takes longer than `limit`.
+    pub async fn work(&self, gpus: usize, devices: &BTreeSet<String>, limit: Duration) -> Result<AgentRun> {
         let folder = tempfile::tempdir().context("make a folder for the agent")?;
         let sockets = folder.path().join("kubelet/device-plugins");
         fs::create_dir_all(&sockets)?;
         let kubelet = FakeKubelet::start(sockets)?;
         let start = Instant::now();
         let mut agent = RunningAgent::start(self.command("run"), folder.path())?;
-        let listed_after = loop {
-            if let Some(status) = agent.child.try_wait()? {
-                bail!(
-                    "the agent ended with {status}; its log ends with:\n{}",
-                    agent.last_log_lines()
-                );
-            }
-            let waited = start.elapsed();
-            if devices.is_subset(&listed(&kubelet).into_keys().collect()) || waited > limit {
-                break waited;
-            }
-            sleep(POLL).await;
+        let is_listed = |_: &RunningAgent| devices.is_subset(&listed(&kubelet).into_keys().collect());
+        agent.wait(limit, is_listed).await?;
+        let listed_after = start.elapsed();
+        let is_registered = |agent: &RunningAgent| {
+            let log = agent.log();
+            log.followed + log.without_events.len() >= gpus
         };
+        agent.wait(limit, is_registered).await?;
         let mut run = AgentRun {
             listed_after,
+            rounds: agent.probe(limit).await?,
+            log: agent.log(),
+            devices: listed(&kubelet),
             ..AgentRun::default()
         };
         for resource in kubelet.connected() {
             if let Some(device) = kubelet.endpoint(&resource).healthy().pop_first() {
-                let answer = allocate(&kubelet, &resource, &device, limit).await;
-                run.allocations.push(Allocation { device, answer });
+                let answer = self.allocate(&kubelet, &resource, &device, limit).await;
+                run.allocations.push(Allocation {
+                    resource,
+                    device,
+                    answer,
+                });
             }
         }
-        run.devices = listed(&kubelet);
         run.end = agent.stop(limit).await?;
         Ok(run)
+    }
+
+    async fn allocate(
+        &self,
+        kubelet: &FakeKubelet,
+        resource: &str,
+        device: &str,
+        limit: Duration,
+    ) -> Result<Granted, String> {
+        let answer = timeout(limit, kubelet.allocate(resource, &[device]))
+            .await
+            .map_err(|_| format!("no answer within {limit:?}"))?
+            .map_err(|status| status.message().to_owned())?;
+        let nodes: BTreeSet<String> = answer.devices.into_iter().map(|node| node.host_path).collect();
+        let is_missing = |node: &&String| !self.host_root.join(node.trim_start_matches('/')).exists();
+        Ok(Granted {
+            visible: answer.envs.get("NVIDIA_VISIBLE_DEVICES").cloned().unwrap_or_default(),
+            missing: nodes.iter().filter(is_missing).cloned().collect(),
+            nodes,
+        })
     }
 
     fn command(&self, what: &str) -> Command {
@@ -147,17 +181,6 @@ fn listed(kubelet: &FakeKubelet) -> BTreeMap<String, bool> {
         .collect()
 }
 
-async fn allocate(kubelet: &FakeKubelet, resource: &str, device: &str, limit: Duration) -> Result<Granted, String> {
-    let answer = timeout(limit, kubelet.allocate(resource, &[device]))
-        .await
-        .map_err(|_| format!("no answer within {limit:?}"))?
-        .map_err(|status| status.message().to_owned())?;
-    Ok(Granted {
-        visible: answer.envs.get("NVIDIA_VISIBLE_DEVICES").cloned().unwrap_or_default(),
-        nodes: answer.devices.into_iter().map(|node| node.host_path).collect(),
-    })
-}
-
 /// A running agent; killed when dropped.
 struct RunningAgent {
     child: Child,
@@ -182,6 +205,7 @@ impl RunningAgent {
             .args(["--admin-address", "127.0.0.1:0"])
             .env_remove("NODE_NAME")
             .env("KUBECONFIG", "/nonexistent")
+            .env("RUST_LOG", agent_log::FILTER)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(File::create(&log).context("make the agent's log")?)
@@ -190,9 +214,41 @@ impl RunningAgent {
         Ok(Self { child, log })
     }
 
+    /// Waits until `is_done`, at most for `limit`. Returns true if it is; fails if the agent has ended.
+    async fn wait(&mut self, limit: Duration, is_done: impl Fn(&Self) -> bool) -> Result<bool> {
+        let start = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait()? {
+                bail!(
+                    "the agent ended with {status}; its log ends with:\n{}",
+                    limited::last_lines(&self.log_text())
+                );
+            }
+            if is_done(self) {
+                return Ok(true);
+            }
+            if start.elapsed() > limit {
+                return Ok(false);
+            }
+            sleep(POLL).await;
+        }
+    }
+
+    /// Makes the agent probe the GPUs [`ROUNDS`] times, and returns the number of rounds that ended within `limit` each.
+    async fn probe(&mut self, limit: Duration) -> Result<usize> {
+        let before = self.log().rounds;
+        for rounds in 0..ROUNDS {
+            self.signal(Signal::HUP)?;
+            if !self.wait(limit, |agent| agent.log().rounds > before + rounds).await? {
+                return Ok(rounds);
+            }
+        }
+        Ok(ROUNDS)
+    }
+
     async fn stop(&mut self, limit: Duration) -> Result<Option<(String, Duration)>> {
         let start = Instant::now();
-        kill_process(Pid::from_child(&self.child), Signal::TERM).context("send SIGTERM to the agent")?;
+        self.signal(Signal::TERM)?;
         loop {
             let (status, waited) = (self.child.try_wait()?, start.elapsed());
             match status {
@@ -202,11 +258,16 @@ impl RunningAgent {
         }
     }
 
-    fn last_log_lines(&self) -> String {
-        let log = fs::read_to_string(&self.log).unwrap_or_default();
-        let lines: Vec<&str> = log.lines().collect();
-        let end = lines.get(lines.len().saturating_sub(LOG_LINES)..).unwrap_or_default();
-        end.join("\n")
+    fn signal(&self, signal: Signal) -> Result<()> {
+        kill_process(Pid::from_child(&self.child), signal).context("send a signal to the agent")
+    }
+
+    fn log(&self) -> AgentLog {
+        AgentLog::parse(&self.log_text())
+    }
+
+    fn log_text(&self) -> String {
+        fs::read_to_string(&self.log).unwrap_or_default()
     }
 }
 

@@ -10,6 +10,7 @@ use nvml_wrapper::{Device, Nvml, enums::device::SampleValue, error::NvmlError, s
 use serde::{Deserialize, Serialize};
 use std::{
     collections::BTreeMap,
+    fs::File,
     io::{self, Write as _},
     mem,
     path::Path,
@@ -17,6 +18,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+/// `NVML_FI_DEV_RETIRED_PENDING`.
+pub const RETIREMENT_PENDING: u32 = 31;
+/// `NVML_FI_DEV_RETIRED_PENDING_DBE`.
+pub const DOUBLE_BIT_PENDING: u32 = 93;
 /// `NVML_FI_DEV_REMAPPED_PENDING`.
 pub const REMAP_PENDING: u32 = 144;
 /// `NVML_FI_DEV_REMAPPED_FAILURE`.
@@ -24,7 +29,13 @@ pub const REMAP_FAILED: u32 = 145;
 /// `NVML_FI_DEV_GET_GPU_RECOVERY_ACTION`.
 pub const RECOVERY_ACTION: u32 = 230;
 /// The fields that the agent's probe asks for in one call.
-const FIELDS: [u32; 3] = [RECOVERY_ACTION, REMAP_PENDING, REMAP_FAILED];
+const FIELDS: [u32; 5] = [
+    RECOVERY_ACTION,
+    REMAP_PENDING,
+    REMAP_FAILED,
+    RETIREMENT_PENDING,
+    DOUBLE_BIT_PENDING,
+];
 
 /// `NVML_ERROR_NOT_SUPPORTED`.
 pub const NOT_SUPPORTED: &str = "NOT_SUPPORTED";
@@ -35,17 +46,28 @@ pub const FUNCTION_NOT_FOUND: &str = "FUNCTION_NOT_FOUND";
 /// `NVML_ERROR_INVALID_ARGUMENT`.
 pub const INVALID_ARGUMENT: &str = "INVALID_ARGUMENT";
 
-/// Sessions that are timed, one after the other. Without persistence mode each starts the GPUs anew.
+/// Sessions that are timed, one after the other. Without persistence mode each initialises the GPUs anew.
 const SESSIONS: usize = 3;
 
 /// Answer of a call, or the name of NVML's error.
 pub type Answer<T> = Result<T, String>;
 
+/// Times of a session.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SessionTimes {
+    /// Milliseconds of `nvmlInit_v2`.
+    pub init_ms: u64,
+    /// Milliseconds of the first call about each GPU, by index, whatever the answer.
+    pub gpus_ms: Vec<u64>,
+}
+
 /// Answers of the driver.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DriverAnswers {
-    /// Milliseconds from `nvmlInit_v2` to the memory of the last GPU, of each session.
-    pub sessions_ms: Vec<u64>,
+    /// Times of sessions.
+    pub sessions: Vec<SessionTimes>,
+    /// Times of a session while the GPUs' device nodes are open, which keeps the GPUs initialised as persistence mode does.
+    pub session_with_open_nodes: Answer<SessionTimes>,
     /// Functions of the agent that the library lacks.
     pub missing_functions: Vec<String>,
     /// The GPUs, by index.
@@ -84,27 +106,57 @@ pub fn ask(program: &Path, library: &Path, limit: Duration) -> Result<DriverAnsw
 
 /// Asks in this process, and prints the answers.
 pub fn answer(library: &Path) -> Result<()> {
-    let mut sessions_ms = Vec::new();
-    for _ in 0..SESSIONS {
-        let start = Instant::now();
-        let nvml = open(library)?;
-        for index in 0..nvml.device_count()? {
-            _ = ask_gpu(&nvml, index, "nvmlDeviceGetMemoryInfo_v2", |device| {
-                device.memory_info().map(drop)
-            });
-        }
-        sessions_ms.push(u64::try_from(start.elapsed().as_millis()).unwrap_or(u64::MAX));
-        announce("nvmlShutdown");
-    }
+    let sessions = (0..SESSIONS)
+        .map(|_| time_session(library))
+        .collect::<Result<Vec<_>>>()?;
+    let session_with_open_nodes = time_session_with_open_nodes(library).map_err(|error| format!("{error:#}"));
     let nvml = open(library)?;
     let answers = DriverAnswers {
-        sessions_ms,
+        sessions,
+        session_with_open_nodes,
         missing_functions: missing_functions(&nvml),
         gpus: (0..nvml.device_count()?).map(|index| gpu(&nvml, index)).collect(),
     };
     writeln!(io::stdout(), "{}", serde_json::to_string(&answers)?)?;
     announce("nvmlShutdown");
     Ok(())
+}
+
+fn time_session(library: &Path) -> Result<SessionTimes> {
+    let start = Instant::now();
+    let nvml = open(library)?;
+    let init_ms = milliseconds_since(start);
+    let mut gpus_ms = Vec::new();
+    for index in 0..nvml.device_count()? {
+        let start = Instant::now();
+        _ = ask_gpu(&nvml, index, "nvmlDeviceGetMemoryInfo_v2", |device| {
+            device.memory_info().map(drop)
+        });
+        gpus_ms.push(milliseconds_since(start));
+    }
+    announce("nvmlShutdown");
+    Ok(SessionTimes { init_ms, gpus_ms })
+}
+
+/// The kernel module initialises a GPU when the first process opens its device node, and keeps it so until the last has closed
+/// it.
+fn time_session_with_open_nodes(library: &Path) -> Result<SessionTimes> {
+    let nvml = open(library)?;
+    let mut nodes = Vec::new();
+    for index in 0..nvml.device_count()? {
+        let node = format!("/dev/nvidia{}", nvml.device_by_index(index)?.minor_number()?);
+        announce(&format!("open {node}"));
+        nodes.push(File::open(&node).with_context(|| format!("open {node}"))?);
+    }
+    announce("nvmlShutdown");
+    drop(nvml);
+    let times = time_session(library);
+    drop(nodes);
+    times
+}
+
+fn milliseconds_since(start: Instant) -> u64 {
+    u64::try_from(start.elapsed().as_millis()).unwrap_or(u64::MAX)
 }
 
 fn open(library: &Path) -> Result<Nvml> {
@@ -203,7 +255,6 @@ fn missing_functions(nvml: &Nvml) -> Vec<String> {
         nvmlDeviceGetHandleByPciBusId_v2,
         nvmlDeviceGetMemoryInfo_v2,
         nvmlDeviceGetMigMode,
-        nvmlDeviceGetNumaNodeId,
         nvmlDeviceGetNvLinkRemoteDeviceType,
         nvmlDeviceGetPciInfo_v3,
         nvmlEventSetWait_v2,

@@ -1,17 +1,19 @@
 //! Comparison of what nvidia-smi, the driver and the agent say. Pure.
 
 use crate::{
-    agent::{AgentInventory, AgentRun, Granted},
+    agent::{AgentInventory, AgentRun, Allocation, ROUNDS},
+    agent_log::AgentLog,
     driver::{
-        Answer, DriverAnswers, FUNCTION_NOT_FOUND, GPU_IS_LOST, GpuAnswers, INVALID_ARGUMENT, NOT_SUPPORTED,
-        RECOVERY_ACTION, REMAP_FAILED, REMAP_PENDING,
+        Answer, DOUBLE_BIT_PENDING, DriverAnswers, FUNCTION_NOT_FOUND, GPU_IS_LOST, GpuAnswers, INVALID_ARGUMENT,
+        NOT_SUPPORTED, RECOVERY_ACTION, REMAP_FAILED, REMAP_PENDING, RETIREMENT_PENDING, SessionTimes,
     },
     nvidia_smi::{NOT_AVAILABLE, SmiGpu, SmiLog},
     raw::FabricAnswer,
     table::{Row, together},
 };
 use gpunode_crds::{Fabric, GpuDevice, MigMode};
-use std::collections::{BTreeMap, BTreeSet};
+use nvml_wrapper::error::NvmlError;
+use std::collections::BTreeSet;
 
 /// `nvmlGpuFabricState_t` in nvidia-smi's words.
 const FABRIC_STATES: [&str; 4] = [NOT_AVAILABLE, "Not Started", "In Progress", "Completed"];
@@ -20,6 +22,12 @@ const FABRIC_STATES: [&str; 4] = [NOT_AVAILABLE, "Not Started", "In Progress", "
 const RECOVERY_ACTIONS: [&str; 5] = ["None", "Reset", "Reboot", "Drain P2P", "Drain and Reset"];
 /// Said of an element that this driver's nvidia-smi does not have.
 const NOT_PRINTED: &str = "not printed";
+/// The GPU whose UUID or address was looked up.
+const ITS_GPU: &str = "its GPU";
+/// Folder of the device nodes of MIG instances.
+const CAPABILITIES: &str = "/dev/nvidia-caps/";
+/// Number of them that a container needs for a MIG device: one for the GPU instance, one for the compute instance.
+const CAPABILITIES_OF_MIG: usize = 2;
 
 /// Answers of the three, or why there is none.
 #[derive(Debug)]
@@ -35,6 +43,15 @@ pub struct Findings {
 }
 
 impl Findings {
+    /// Returns the number of GPUs whose events the agent has to follow. From nvidia-smi, if the agent has no inventory.
+    pub fn gpus(smi: &Result<SmiLog, String>, inventory: &Result<AgentInventory, String>) -> usize {
+        match (inventory, smi) {
+            (Ok(inventory), _) => inventory.status.gpus.len(),
+            (Err(_), Ok(smi)) => smi.gpus.len(),
+            (Err(_), Err(_)) => 0,
+        }
+    }
+
     /// Returns the devices that the agent has to advertise: whole GPUs, and the MIG devices of the others. From nvidia-smi,
     /// which tells no UUIDs of MIG devices, if the agent has no inventory.
     pub fn devices(smi: &Result<SmiLog, String>, inventory: &Result<AgentInventory, String>) -> BTreeSet<String> {
@@ -73,6 +90,7 @@ impl Findings {
     pub fn rows(&self) -> Vec<Row> {
         let mut rows = Vec::new();
         rows.extend(failed("nvidia-smi -q -x", &self.smi));
+        rows.extend(self.smi.iter().flat_map(remark_rows));
         rows.extend(failed("the driver's answers", &self.driver));
         rows.extend(failed("the agent's inventory", &self.inventory));
         rows.extend(failed("the agent with the kubelet's double", &self.run));
@@ -90,9 +108,19 @@ impl Findings {
             }
         }
         if let Ok(run) = &self.run {
-            let devices = Self::devices(&self.smi, &self.inventory);
-            rows.extend(run_rows(&devices, self.smi.as_ref().ok(), run));
+            rows.extend(self.run_rows(run));
         }
+        rows
+    }
+
+    fn run_rows(&self, run: &AgentRun) -> Vec<Row> {
+        let devices = Self::devices(&self.smi, &self.inventory);
+        let mut rows = list_rows(&devices, run);
+        rows.extend(log_rows(Self::gpus(&self.smi, &self.inventory), run.rounds, &run.log));
+        let (smi, inventory) = (self.smi.as_ref().ok(), self.inventory.as_ref().ok());
+        let allocations = run.allocations.iter();
+        rows.extend(allocations.map(|allocation| allocation_row(allocation, smi, inventory)));
+        rows.push(end_row(run));
         rows
     }
 }
@@ -109,12 +137,40 @@ fn advertised(gpu: &GpuDevice) -> Vec<String> {
     }
 }
 
-/// Both answers to a question about one GPU, and whether they say the same.
-type Pair = (String, String, bool);
+/// Rows about what nvidia-smi prints that is neither compared nor an error.
+fn remark_rows(smi: &SmiLog) -> Vec<Row> {
+    let displays: Vec<&str> = smi.displays.iter().map(|board| board.name.as_str()).collect();
+    [
+        ("nvidia-smi warns", smi.remarks.clone()),
+        ("display boards, which gpunode leaves out", displays.join(", ")),
+    ]
+    .into_iter()
+    .filter(|(_, text)| !text.is_empty())
+    .map(|(what, text)| Row::measured(what, text))
+    .collect()
+}
 
-fn equal(expected: String, measured: String) -> Pair {
-    let is_same = expected == measured;
-    (expected, measured, is_same)
+/// Both answers to a question about one GPU, and whether they say the same; none if nothing was compared.
+type Pair = (String, String, Option<bool>);
+
+/// Compares what nvidia-smi prints, if it does, with an answer.
+fn against(printed: Option<&str>, measured: String, is_same: impl FnOnce(&str, &str) -> bool) -> Pair {
+    let is_same = printed.map(|printed| is_same(printed, &measured));
+    (printed.unwrap_or(NOT_PRINTED).to_owned(), measured, is_same)
+}
+
+fn equal(printed: Option<&str>, measured: String) -> Pair {
+    against(printed, measured, |printed, measured| printed == measured)
+}
+
+/// Compares what each GPU has for itself: only a difference is of interest.
+fn own(printed: String, measured: String) -> Pair {
+    if printed == measured {
+        let text = || "each its own".to_owned();
+        (text(), text(), Some(true))
+    } else {
+        (printed, measured, Some(false))
+    }
 }
 
 /// Returns the row of a question to every GPU; none without a GPU.
@@ -122,8 +178,17 @@ fn row_of_gpus(what: &'static str, pairs: impl IntoIterator<Item = (u32, Pair)>)
     let pairs: Vec<(u32, Pair)> = pairs.into_iter().collect();
     let expected = together(pairs.iter().map(|(gpu, (expected, ..))| (*gpu, expected.as_str())));
     let measured = together(pairs.iter().map(|(gpu, (_, measured, _))| (*gpu, measured.as_str())));
-    let is_same = pairs.iter().all(|(_, (.., is_same))| *is_same);
+    // One that differs counts for all, and so does one that was compared.
+    let is_same = pairs.iter().filter_map(|(_, (.., is_same))| *is_same).min();
     (!pairs.is_empty()).then(|| Row::compared(what, expected, measured, is_same))
+}
+
+fn list(names: &[impl AsRef<str>]) -> String {
+    if names.is_empty() {
+        return "none".to_owned();
+    }
+    let names: Vec<&str> = names.iter().map(AsRef::as_ref).collect();
+    names.join(", ")
 }
 
 /// Compares two sets of names: `8`, or the names that only one of them has.
@@ -144,82 +209,54 @@ fn row_of_names(what: &'static str, expected: &BTreeSet<String>, measured: &BTre
 
 fn inventory_rows(smi: &SmiLog, inventory: &AgentInventory) -> Vec<Row> {
     let status = &inventory.status;
-    let version = |version: &Option<String>| version.clone().unwrap_or_else(|| NOT_PRINTED.to_owned());
+    let version = |what, printed: Option<&str>, measured: Option<&str>| {
+        let (expected, measured, is_same) = equal(printed, measured.unwrap_or("none").to_owned());
+        Row::compared(what, expected, measured, is_same)
+    };
+    let (driver, cuda) = (status.driver_version.as_deref(), status.cuda_version.as_deref());
     let mut rows = vec![
-        Row::equal(
-            "driver version",
-            version(&smi.driver_version),
-            version(&status.driver_version),
-        ),
-        Row::compared(
-            "CUDA version",
-            version(&smi.cuda_version),
-            version(&status.cuda_version),
-            smi.cuda_version.is_none() || smi.cuda_version == status.cuda_version,
-        ),
+        version("driver version", smi.driver_version.as_deref(), driver),
+        version("CUDA version", smi.cuda_version.as_deref(), cuda),
         row_of_names(
             "GPUs, by UUID",
             &smi.gpus.iter().map(|gpu| gpu.uuid.clone()).collect(),
             &status.gpus.iter().map(|gpu| gpu.uuid.clone()).collect(),
         ),
     ];
-    let both: Vec<(u32, &SmiGpu, &GpuDevice)> = (0..)
-        .zip(&smi.gpus)
-        .filter_map(|(index, gpu)| Some((index, gpu, status.gpus.iter().find(|device| device.uuid == gpu.uuid)?)))
+    let both: Vec<(&SmiGpu, &GpuDevice)> = smi
+        .gpus
+        .iter()
+        .filter_map(|gpu| Some((gpu, status.gpus.iter().find(|device| device.uuid == gpu.uuid)?)))
         .collect();
-    let mut compare = |what, pair: &dyn Fn(u32, &SmiGpu, &GpuDevice) -> Pair| {
-        let pairs = both
-            .iter()
-            .map(|(index, gpu, device)| (*index, pair(*index, gpu, device)));
+    let mut compare = |what, pair: &dyn Fn(&SmiGpu, &GpuDevice) -> Pair| {
+        let pairs = both.iter().map(|(gpu, device)| (gpu.index, pair(gpu, device)));
         rows.extend(row_of_gpus(what, pairs));
     };
-    compare("NVML index", &|index, _, device| {
-        // Of several GPUs each has its own; only one that differs is of interest.
-        let is_same = index == device.index;
-        let text = |index: u32| {
-            if is_same {
-                "by place".to_owned()
-            } else {
-                index.to_string()
-            }
-        };
-        (text(index), text(device.index), is_same)
+    compare("NVML index", &|gpu, device| {
+        own(gpu.index.to_string(), device.index.to_string())
     });
-    compare("product", &|_, gpu, device| {
-        equal(gpunode_gpu::product_label(&gpu.name), device.product.clone())
+    compare("product", &|gpu, device| {
+        equal(Some(&gpunode_gpu::product_label(&gpu.name)), device.product.clone())
     });
-    compare("memory", &|_, gpu, device| {
-        let expected = gpu.memory.clone().unwrap_or_else(|| NOT_PRINTED.to_owned());
-        let is_same = match mebibytes(&expected) {
+    compare("memory", &|gpu, device| {
+        let measured = format!("{} MiB", device.memory_mib);
+        against(gpu.memory.as_deref(), measured, |printed, _| match mebibytes(printed) {
             // Both round the driver's bytes.
             Some(mebibytes) => mebibytes.abs_diff(device.memory_mib) <= 1,
             None => device.memory_mib == 0,
-        };
-        (expected, format!("{} MiB", device.memory_mib), is_same)
+        })
     });
-    compare("PCI address", &|_, gpu, device| {
-        let (expected, measured) = (pci_address(&gpu.bus_id), device.pci_bus_id.clone().unwrap_or_default());
-        let is_same = expected == measured;
-        let text = |address| if is_same { "the same".to_owned() } else { address };
-        (text(expected), text(measured), is_same)
+    compare("PCI address", &|gpu, device| {
+        let measured = device.pci_bus_id.clone().unwrap_or_else(|| "none".to_owned());
+        own(pci_address(&gpu.bus_id), measured)
     });
-    compare("MIG mode", &|_, gpu, device| {
+    compare("MIG mode", &|gpu, device| {
         let measured = device
             .mig_mode
             .map_or(NOT_AVAILABLE.to_owned(), |mode| format!("{mode:?}"));
-        match &gpu.mig_mode {
-            Some(mode) => equal(mode.clone(), measured),
-            None => (NOT_PRINTED.to_owned(), measured, true),
-        }
+        equal(gpu.mig_mode.as_deref(), measured)
     });
-    compare("MIG devices, by instance", &|_, gpu, device| {
-        let text = |ids: Vec<String>| {
-            if ids.is_empty() {
-                "none".to_owned()
-            } else {
-                ids.join(", ")
-            }
-        };
+    compare("MIG devices, by instance", &|gpu, device| {
         let expected = gpu.mig_devices.iter().map(|(gi, ci)| format!("{gi}/{ci}"));
         let measured = device
             .mig_devices
@@ -228,14 +265,12 @@ fn inventory_rows(smi: &SmiLog, inventory: &AgentInventory) -> Vec<Row> {
         let (mut expected, mut measured): (Vec<_>, Vec<_>) = (expected.collect(), measured.collect());
         expected.sort();
         measured.sort();
-        equal(text(expected), text(measured))
+        equal(Some(&list(&expected)), list(&measured))
     });
-    compare("fabric beyond the node", &|_, gpu, device| {
+    compare("fabric beyond the node", &|gpu, device| {
         let measured = device.fabric.as_ref().map_or("none".to_owned(), fabric_text);
-        match &gpu.fabric_state {
-            Some(_) => equal(fabric_beyond(gpu), measured),
-            None => (NOT_PRINTED.to_owned(), measured, true),
-        }
+        let printed = gpu.fabric_state.as_ref().map(|_| fabric_beyond(gpu));
+        equal(printed.as_deref(), measured)
     });
     rows
 }
@@ -278,43 +313,66 @@ fn fabric_beyond(gpu: &SmiGpu) -> String {
 
 /// Rows about the driver alone: times and look-ups.
 fn driver_rows(driver: &DriverAnswers) -> Vec<Row> {
-    let sessions: Vec<String> = driver.sessions_ms.iter().map(|ms| format!("{ms} ms")).collect();
-    let functions = match driver.missing_functions.as_slice() {
-        [] => "none".to_owned(),
-        missing => missing.join(", "),
+    let sessions: Vec<String> = driver.sessions.iter().map(session_text).collect();
+    let modes = driver.gpus.iter().map(|gpu| (gpu.index, persistence_text(gpu)));
+    let sessions = format!("{} (persistence mode: {})", sessions.join("; "), together(modes));
+    let with_open_nodes = match &driver.session_with_open_nodes {
+        Ok(times) => session_text(times),
+        Err(error) => format!("not measured: {error}"),
     };
     let mut rows = vec![
-        Row::measured(
-            "nvmlInit to the memory of the last GPU, three times",
-            sessions.join(", "),
-        ),
-        Row::measured("functions that this driver lacks", functions),
+        Row::measured("nvmlInit + first call about each GPU, by session", sessions),
+        Row::measured("the same while /dev/nvidiaN are open", with_open_nodes),
+        Row::measured("functions that this driver lacks", list(&driver.missing_functions)),
     ];
     let is_lost = |gpu: &GpuAnswers| gpu.uuid == Err(GPU_IS_LOST.to_owned());
     let any_is_lost = driver.gpus.iter().any(is_lost);
     rows.extend(row_of_gpus(
         "look-up by UUID",
         driver.gpus.iter().map(|gpu| {
-            let (text, found) = look_up(gpu, &gpu.by_uuid);
+            let (found, is_own) = look_up(gpu, &gpu.by_uuid);
             // nvml.h: this look-up answers GPU_IS_LOST if any GPU of the node is lost.
-            let is_told = any_is_lost && gpu.by_uuid == Err(GPU_IS_LOST.to_owned());
-            (gpu.index, ("its GPU".to_owned(), text, found || is_told))
+            let pair = if any_is_lost && found == GPU_IS_LOST {
+                (GPU_IS_LOST.to_owned(), found, Some(true))
+            } else {
+                (ITS_GPU.to_owned(), found, Some(is_own))
+            };
+            (gpu.index, pair)
         }),
     ));
     rows.extend(row_of_gpus(
-        "look-up by bus id",
+        "look-up by PCI address",
         driver.gpus.iter().map(|gpu| {
-            let (text, found) = look_up(gpu, &gpu.by_bus_id);
-            (gpu.index, ("its GPU".to_owned(), text, found || is_lost(gpu)))
+            let (found, is_own) = look_up(gpu, &gpu.by_bus_id);
+            let pair = if is_lost(gpu) {
+                ("none, as it is lost".to_owned(), found, None)
+            } else {
+                (ITS_GPU.to_owned(), found, Some(is_own))
+            };
+            (gpu.index, pair)
         }),
     ));
     rows
 }
 
+/// Returns times such as `5 + 1200, 1180 ms`.
+fn session_text(times: &SessionTimes) -> String {
+    let gpus: Vec<String> = times.gpus_ms.iter().map(u64::to_string).collect();
+    format!("{} + {} ms", times.init_ms, gpus.join(", "))
+}
+
+fn persistence_text(answers: &GpuAnswers) -> &str {
+    match &answers.persistence {
+        Ok(true) => "Enabled",
+        Ok(false) => "Disabled",
+        Err(error) => error,
+    }
+}
+
 /// Returns what a look-up found, and whether it is the GPU itself.
 fn look_up(gpu: &GpuAnswers, found: &Answer<String>) -> (String, bool) {
     match (&gpu.uuid, found) {
-        (Ok(own), Ok(found)) if own == found => ("its GPU".to_owned(), true),
+        (Ok(own), Ok(found)) if own == found => (ITS_GPU.to_owned(), true),
         (_, Ok(found)) => (found.clone(), false),
         (_, Err(error)) => (error.clone(), false),
     }
@@ -342,17 +400,17 @@ fn reported_rows(smi: &SmiLog, driver: &DriverAnswers) -> Vec<Row> {
     };
     let rows = [
         compare("persistence mode", &|gpu, answers| {
-            let measured = match &answers.persistence {
-                Ok(true) => "Enabled",
-                Ok(false) => "Disabled",
-                Err(error) => error.as_str(),
-            };
-            match &gpu.persistence {
-                Some(mode) => equal(mode.clone(), measured.to_owned()),
-                None => (NOT_PRINTED.to_owned(), measured.to_owned(), true),
-            }
+            equal(gpu.persistence.as_deref(), persistence_text(answers).to_owned())
         }),
         compare("fabric state", &|gpu, answers| fabric_pair(gpu, &answers.fabric)),
+        compare("field 31, pages to be retired", &|gpu, answers| {
+            flag_pair(gpu.retirement_pending.as_deref(), &field(answers, RETIREMENT_PENDING))
+        }),
+        // nvidia-smi has no word for it.
+        compare(
+            "field 93, pages to be retired after a double-bit error",
+            &|_, answers| flag_pair(None, &field(answers, DOUBLE_BIT_PENDING)),
+        ),
         compare("field 144, rows to be remapped", &|gpu, answers| {
             flag_pair(gpu.remap_pending.as_deref(), &field(answers, REMAP_PENDING))
         }),
@@ -383,49 +441,45 @@ fn fabric_pair(gpu: &SmiGpu, answer: &Answer<FabricAnswer>) -> Pair {
         Ok(fabric) => state(fabric.state),
         Err(error) => error.clone(),
     };
-    let Some(expected) = &gpu.fabric_state else {
-        return (NOT_PRINTED.to_owned(), measured, true);
+    let Some(printed) = &gpu.fabric_state else {
+        return equal(None, measured);
     };
     let is_same = match answer {
         Ok(fabric) => {
             let status = (fabric.status == 0) == (gpu.fabric_status.as_deref() == Some("Success"));
-            state(fabric.state).eq_ignore_ascii_case(expected) && (fabric.state != 3 || status)
+            state(fabric.state).eq_ignore_ascii_case(printed) && (fabric.state != 3 || status)
         }
-        Err(_) => expected == NOT_AVAILABLE && is_unsupported(answer),
+        Err(_) => printed == NOT_AVAILABLE && is_unsupported(answer),
     };
-    let status = gpu.fabric_status.as_deref().filter(|_| expected == "Completed");
-    let expected = status.map_or_else(|| expected.clone(), |status| format!("{expected}, {status}"));
-    (expected, measured, is_same)
+    let status = gpu.fabric_status.as_deref().filter(|_| printed == "Completed");
+    let expected = status.map_or_else(|| printed.clone(), |status| format!("{printed}, {status}"));
+    (expected, measured, Some(is_same))
 }
 
 /// Compares `Yes`, `No` or `N/A` with a field.
-fn flag_pair(expected: Option<&str>, answer: &Answer<u64>) -> Pair {
-    let is_same = match expected {
-        None => true,
-        Some("Yes") => matches!(answer, Ok(1..)),
-        Some("No") => *answer == Ok(0),
-        Some(_) => *answer == Ok(0) || is_unsupported(answer),
-    };
-    (expected.unwrap_or(NOT_PRINTED).to_owned(), number(answer), is_same)
+fn flag_pair(printed: Option<&str>, answer: &Answer<u64>) -> Pair {
+    against(printed, number(answer), |printed, _| match printed {
+        "Yes" => matches!(answer, Ok(1..)),
+        "No" => *answer == Ok(0),
+        _ => *answer == Ok(0) || is_unsupported(answer),
+    })
 }
 
-fn recovery_pair(expected: Option<&str>, answer: &Answer<u64>) -> Pair {
+fn recovery_pair(printed: Option<&str>, answer: &Answer<u64>) -> Pair {
     let word = |number: &u64| {
         usize::try_from(*number)
             .ok()
             .and_then(|number| RECOVERY_ACTIONS.get(number))
     };
-    let is_same = match (expected, answer) {
-        (None, _) => true,
-        (Some(NOT_AVAILABLE), answer) => *answer == Ok(0) || is_unsupported(answer),
+    against(printed, number(answer), |printed, _| match answer {
+        answer if printed == NOT_AVAILABLE => *answer == Ok(0) || is_unsupported(answer),
         // An action that one side has no word for is at least not "none".
-        (Some(expected), Ok(number)) => match word(number) {
-            Some(word) if RECOVERY_ACTIONS.contains(&expected) => *word == expected,
-            _ => *number != 0 && expected != "None",
+        Ok(number) => match word(number) {
+            Some(word) if RECOVERY_ACTIONS.contains(&printed) => *word == printed,
+            _ => *number != 0 && printed != "None",
         },
-        (Some(_), Err(_)) => false,
-    };
-    (expected.unwrap_or(NOT_PRINTED).to_owned(), number(answer), is_same)
+        Err(_) => false,
+    })
 }
 
 fn number(answer: &Answer<u64>) -> String {
@@ -435,76 +489,102 @@ fn number(answer: &Answer<u64>) -> String {
     }
 }
 
-fn run_rows(devices: &BTreeSet<String>, smi: Option<&SmiLog>, run: &AgentRun) -> Vec<Row> {
-    let gpus = smi.map(|smi| smi.gpus.as_slice()).unwrap_or_default();
-    let nodes: BTreeMap<&str, String> = gpus
-        .iter()
-        .filter_map(|gpu| {
-            let minor = gpu.minor.as_deref().filter(|minor| *minor != NOT_AVAILABLE)?;
-            Some((gpu.uuid.as_str(), format!("/dev/nvidia{minor}")))
-        })
-        .collect();
-    let unhealthy: Vec<&str> = run
-        .devices
-        .iter()
-        .filter(|(_, healthy)| !**healthy)
-        .map(|(id, _)| id.as_str())
-        .collect();
-    let mut rows = vec![
+/// Rows about the list that the kubelet gets.
+fn list_rows(devices: &BTreeSet<String>, run: &AgentRun) -> Vec<Row> {
+    let listed = "agent: devices of the list";
+    if devices.is_empty() && run.devices.is_empty() {
+        let measured = "none: MIG is on, and no GPU has an instance";
+        return vec![Row::measured(listed, measured)];
+    }
+    let unhealthy = run.devices.iter().filter(|(_, healthy)| !**healthy);
+    let unhealthy: Vec<&String> = unhealthy.map(|(id, _)| id).collect();
+    vec![
         Row::measured(
             "agent: start to the list of every device",
             format!("{} ms", run.listed_after.as_millis()),
         ),
-        row_of_names(
-            "agent: devices of the list",
-            devices,
-            &run.devices.keys().cloned().collect(),
-        ),
-        Row::equal(
-            "agent: unhealthy devices",
-            "none",
-            if unhealthy.is_empty() {
-                "none".to_owned()
-            } else {
-                unhealthy.join(", ")
-            },
-        ),
-    ];
-    rows.extend(run.allocations.iter().map(|allocation| {
-        let node = nodes.get(allocation.device.as_str());
-        let measured = match &allocation.answer {
-            Ok(granted) => wrong_grant(&allocation.device, node, granted),
-            Err(error) => Some(error.clone()),
-        };
-        let is_same = measured.is_none();
-        let expected = "the device and its node";
-        Row::compared(
-            "agent: Allocate",
-            expected,
-            measured.unwrap_or_else(|| expected.to_owned()),
-            is_same,
-        )
-    }));
-    rows.push(match &run.end {
-        Some((status, after)) => Row::compared(
-            "agent: end after SIGTERM",
-            "exit status: 0",
-            format!("{status} after {} ms", after.as_millis()),
-            status == "exit status: 0",
-        ),
-        None => Row::compared("agent: end after SIGTERM", "exit status: 0", "it did not end", false),
-    });
-    rows
+        row_of_names(listed, devices, &run.devices.keys().cloned().collect()),
+        Row::equal("agent: unhealthy devices", "none", list(&unhealthy)),
+    ]
 }
 
-/// Returns what is wrong with an allocation.
-fn wrong_grant(device: &str, node: Option<&String>, granted: &Granted) -> Option<String> {
-    if granted.visible != device {
-        return Some(format!("NVIDIA_VISIBLE_DEVICES={} for {device}", granted.visible));
+/// Rows about the probes and the events of a number of GPUs.
+fn log_rows(gpus: usize, rounds: usize, log: &AgentLog) -> [Row; 4] {
+    let without_events: Vec<String> = log
+        .without_events
+        .iter()
+        .map(|(gpu, why)| format!("{gpu}: {why}"))
+        .collect();
+    let unsupported = NvmlError::NotSupported.to_string();
+    // The agent only probes a GPU without events.
+    let is_unsupported = log.without_events.values().all(|why| *why == unsupported);
+    let followed = log.followed + if is_unsupported { without_events.len() } else { 0 };
+    let mut measured = vec![log.followed.to_string()];
+    measured.extend(without_events);
+    [
+        Row::compared(
+            "agent: GPUs whose events are followed",
+            gpus.to_string(),
+            list(&measured),
+            (log.followed >= gpus || followed < gpus).then_some(log.followed >= gpus),
+        ),
+        Row::equal("agent: rounds of probes", ROUNDS.to_string(), rounds.to_string()),
+        Row::equal(
+            "agent: calls of the probes that fail",
+            "none",
+            list(&Vec::from_iter(&log.failed_calls)),
+        ),
+        Row::equal("agent: faults", "none", list(&Vec::from_iter(&log.faults))),
+    ]
+}
+
+/// Compares an allocation with the device and its nodes, as far as nvidia-smi and the inventory name them.
+fn allocation_row(allocation: &Allocation, smi: Option<&SmiLog>, inventory: Option<&AgentInventory>) -> Row {
+    let Allocation {
+        resource,
+        device,
+        answer,
+    } = allocation;
+    let known = inventory.map(|inventory| inventory.status.gpus.as_slice());
+    let parent = known
+        .unwrap_or_default()
+        .iter()
+        .find(|gpu| gpu.mig_devices.iter().any(|mig| mig.uuid == *device));
+    let uuid = parent.map_or(device, |gpu| &gpu.uuid);
+    let node = smi
+        .and_then(|smi| smi.gpus.iter().find(|gpu| gpu.uuid == *uuid)?.minor.as_deref())
+        .filter(|minor| *minor != NOT_AVAILABLE)
+        .map(|minor| format!("/dev/nvidia{minor}"));
+    let mut expected = vec![format!("{resource}: {device}")];
+    expected.extend(node.clone());
+    if parent.is_some() {
+        expected.push(format!("{CAPABILITIES_OF_MIG} in {CAPABILITIES}"));
     }
-    let node = node.filter(|node| !granted.nodes.contains(*node))?;
-    let nodes: Vec<&str> = granted.nodes.iter().map(String::as_str).collect();
-    Some(format!("{} for {device}, without {node}", nodes.join(" ")))
+    let (measured, is_same) = match answer {
+        Ok(granted) => {
+            let capabilities = granted.nodes.iter().filter(|node| node.starts_with(CAPABILITIES));
+            let has_nodes = node.is_none_or(|node| granted.nodes.contains(&node))
+                && parent.is_none_or(|_| capabilities.count() == CAPABILITIES_OF_MIG);
+            let mut measured = vec![format!("{resource}: {}", granted.visible)];
+            measured.extend(granted.nodes.iter().cloned());
+            measured.extend(granted.missing.iter().map(|node| format!("{node} does not exist")));
+            let is_same = granted.visible == *device && has_nodes && granted.missing.is_empty();
+            (list(&measured), is_same)
+        }
+        Err(error) => (format!("{resource}: {error}"), false),
+    };
+    Row::compared("agent: Allocate", list(&expected), measured, is_same)
+}
+
+fn end_row(run: &AgentRun) -> Row {
+    let (what, expected) = ("agent: end after SIGTERM", "exit status: 0");
+    match &run.end {
+        Some((status, after)) => {
+            let measured = format!("{status} after {} ms", after.as_millis());
+            Row::compared(what, expected, measured, status == expected)
+        }
+        None => Row::compared(what, expected, "it did not end", false),
+    }
 }
 
 #[cfg(test)]

@@ -10,10 +10,12 @@
 //! | `driver` | makes calls of the driver, in a process of their own |
 //! | `raw` | the call that nvml-wrapper lacks, the only unsafe code |
 //! | `agent` | runs the agent |
+//! | `agent_log` | reads its log |
 //! | `limited` | runs programs that may hang |
 //! | `table` | rows, and their table |
 
 mod agent;
+mod agent_log;
 mod driver;
 mod findings;
 mod limited;
@@ -106,13 +108,14 @@ fn check(cli: Cli) -> Result<()> {
     let driver = driver::ask(&program, &cli.library, limit).map_err(text);
     let smi = read_smi(cli.nvidia_smi.as_deref(), limit).map_err(text);
     let inventory = agent.inventory(limit).map_err(text);
-    let devices = Findings::devices(&smi, &inventory);
-    let run = if devices.is_empty() {
-        Err("there is no device to advertise".to_owned())
-    } else {
-        let runtime = Builder::new_current_thread().enable_all().build();
-        let runtime = runtime.context("start a runtime")?;
-        runtime.block_on(agent.work(&devices, limit)).map_err(text)
+    let run = match Findings::gpus(&smi, &inventory) {
+        0 => Err("no GPU is known".to_owned()),
+        gpus => {
+            let devices = Findings::devices(&smi, &inventory);
+            let runtime = Builder::new_current_thread().enable_all().build();
+            let runtime = runtime.context("start a runtime")?;
+            runtime.block_on(agent.work(gpus, &devices, limit)).map_err(text)
+        }
     };
     let findings = Findings {
         smi,

@@ -20,23 +20,27 @@ pub enum Verdict {
     Same,
     /// They contradict each other.
     Differs,
-    /// A figure that nothing is compared with.
-    Measured,
+    /// Nothing was compared.
+    NotCompared,
 }
 
 impl Row {
-    /// Returns a comparison.
+    /// Returns a comparison; `is_same` is none if nothing was compared.
     pub fn compared(
         what: &'static str,
         expected: impl Into<String>,
         measured: impl Into<String>,
-        is_same: bool,
+        is_same: impl Into<Option<bool>>,
     ) -> Self {
         Self {
             what,
             expected: expected.into(),
             measured: measured.into(),
-            verdict: if is_same { Verdict::Same } else { Verdict::Differs },
+            verdict: match is_same.into() {
+                Some(true) => Verdict::Same,
+                Some(false) => Verdict::Differs,
+                None => Verdict::NotCompared,
+            },
         }
     }
 
@@ -49,12 +53,7 @@ impl Row {
 
     /// Returns a figure.
     pub fn measured(what: &'static str, measured: impl Into<String>) -> Self {
-        Self {
-            what,
-            expected: String::new(),
-            measured: measured.into(),
-            verdict: Verdict::Measured,
-        }
+        Self::compared(what, "", measured, None::<bool>)
     }
 }
 
@@ -64,7 +63,7 @@ pub fn markdown(rows: &[Row]) -> String {
         let verdict = match row.verdict {
             Verdict::Same => "same",
             Verdict::Differs => "**differs**",
-            Verdict::Measured => "",
+            Verdict::NotCompared => "not compared",
         };
         format!(
             "| {} | {} | {} | {verdict} |\n",
@@ -131,7 +130,7 @@ mod tests {
         assert_eq!(
             markdown(&rows),
             "| what | expected | measured | |\n|---|---|---|---|\n| memory | 1 MiB | 1 MiB | same |\n\
-             | fabric | a\\|b | c d | **differs** |\n| sessions |  | 3 ms |  |\n"
+             | fabric | a\\|b | c d | **differs** |\n| sessions |  | 3 ms | not compared |\n"
         );
         assert_eq!(differences(&rows), ["fabric: expected a|b, measured c\nd"]);
     }

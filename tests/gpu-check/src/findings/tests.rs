@@ -1,7 +1,11 @@
 //! Comparisons of answers that match and that differ.
 
 use super::*;
-use crate::{agent::Allocation, nvidia_smi, table::differences};
+use crate::{
+    agent::Granted,
+    nvidia_smi,
+    table::{Verdict, differences},
+};
 use std::time::Duration;
 
 const CLUSTER: &str = "0b968a6d-c8aa-45e1-9e07-e1e51be99c31";
@@ -10,11 +14,16 @@ fn smi(text: &str) -> SmiLog {
     SmiLog::parse(text).unwrap()
 }
 
+/// The row of a question.
+fn row<'a>(rows: &'a [Row], what: &str) -> &'a Row {
+    rows.iter().find(|row| row.what == what).unwrap()
+}
+
 /// Answers of a driver and an agent that say what nvidia-smi says.
 fn matching(smi: SmiLog) -> Findings {
     let gpu = &smi.gpus[0];
     let has_rows = gpu.remap_pending.as_deref() == Some("No");
-    let field = || if has_rows { Ok(0) } else { Err(NOT_SUPPORTED.to_owned()) };
+    let field = |is_known: bool| if is_known { Ok(0) } else { Err(NOT_SUPPORTED.to_owned()) };
     let answers = GpuAnswers {
         index: 0,
         uuid: Ok(gpu.uuid.clone()),
@@ -27,8 +36,10 @@ fn matching(smi: SmiLog) -> Findings {
             Err(NOT_SUPPORTED.to_owned())
         },
         fields: [
-            (REMAP_PENDING, field()),
-            (REMAP_FAILED, field()),
+            (REMAP_PENDING, field(has_rows)),
+            (REMAP_FAILED, field(has_rows)),
+            (RETIREMENT_PENDING, field(!has_rows)),
+            (DOUBLE_BIT_PENDING, field(!has_rows)),
             (RECOVERY_ACTION, Ok(0)),
         ]
         .into(),
@@ -48,11 +59,23 @@ fn matching(smi: SmiLog) -> Findings {
     let granted = Granted {
         visible: gpu.uuid.clone(),
         nodes: ["/dev/nvidia0".to_owned()].into(),
+        missing: BTreeSet::new(),
+    };
+    let log = AgentLog {
+        followed: 1,
+        ..AgentLog::default()
+    };
+    let times = |gpu| SessionTimes {
+        init_ms: 4,
+        gpus_ms: vec![gpu],
     };
     let run = AgentRun {
         listed_after: Duration::from_millis(20),
+        rounds: ROUNDS,
+        log,
         devices: [(gpu.uuid.clone(), true)].into(),
         allocations: vec![Allocation {
+            resource: "nvidia.com/gpu".to_owned(),
             device: gpu.uuid.clone(),
             answer: Ok(granted),
         }],
@@ -60,7 +83,8 @@ fn matching(smi: SmiLog) -> Findings {
     };
     Findings {
         driver: Ok(DriverAnswers {
-            sessions_ms: vec![4, 5, 6],
+            sessions: vec![times(1200), times(1190)],
+            session_with_open_nodes: Ok(times(1)),
             missing_functions: Vec::new(),
             gpus: vec![answers],
         }),
@@ -137,11 +161,92 @@ fn each_fact_that_differs_is_named_with_both_answers() {
             "action>Reset<",
             "field 230, recovery action: expected Reset, measured 0",
         ),
+        (
+            "retirement>N/A<",
+            "retirement>Yes<",
+            "field 31, pages to be retired: expected Yes, measured NOT_SUPPORTED",
+        ),
+        (
+            "07:00.0</pci_bus_id>",
+            "08:00.0</pci_bus_id>",
+            "PCI address: expected 0000:08:00.0, measured 0000:07:00.0",
+        ),
     ] {
         let mut findings = matching(smi(nvidia_smi::tests::H200));
         findings.smi = Ok(smi(&nvidia_smi::tests::H200.replace(element, other)));
         assert_eq!(differences(&findings.rows()), [expected]);
     }
+}
+
+#[test]
+fn what_nvidia_smi_does_not_print_is_not_compared() {
+    let mut findings = matching(smi(nvidia_smi::tests::H200));
+    let log = findings.smi.as_mut().unwrap();
+    (log.driver_version, log.cuda_version) = (None, None);
+    let gpu = &mut log.gpus[0];
+    for printed in [
+        &mut gpu.memory,
+        &mut gpu.persistence,
+        &mut gpu.mig_mode,
+        &mut gpu.fabric_state,
+        &mut gpu.retirement_pending,
+        &mut gpu.remap_pending,
+        &mut gpu.remap_failed,
+        &mut gpu.recovery_action,
+    ] {
+        *printed = None;
+    }
+    let rows = findings.rows();
+    let not_printed: Vec<&Row> = rows.iter().filter(|row| row.expected == NOT_PRINTED).collect();
+    // The eight, the two versions, the fabric beyond the node, and field 93, which nvidia-smi never prints.
+    assert_eq!(not_printed.len(), 12);
+    assert!(not_printed.iter().all(|row| row.verdict == Verdict::NotCompared));
+    assert_eq!(differences(&rows), Vec::<String>::new());
+}
+
+#[test]
+fn a_gpu_that_is_compared_counts_more_than_one_that_is_not() {
+    let pair = |is_same| (String::new(), String::new(), is_same);
+    let verdict = |both: [Option<bool>; 2]| {
+        let row = row_of_gpus("field", (0..).zip(both.map(pair)));
+        row.unwrap().verdict
+    };
+    assert_eq!(verdict([None, None]), Verdict::NotCompared);
+    assert_eq!(verdict([Some(true), None]), Verdict::Same);
+    assert_eq!(verdict([Some(true), Some(false)]), Verdict::Differs);
+}
+
+#[test]
+fn a_warning_and_a_display_board_are_named_and_not_compared() {
+    let mut log = smi(nvidia_smi::tests::V100);
+    log.remarks = "exit status: 14: WARNING: infoROM is corrupted".to_owned();
+    log.displays = vec![SmiGpu {
+        name: "NVIDIA DGX Display".to_owned(),
+        ..SmiGpu::default()
+    }];
+    let rows = matching(log).rows();
+    assert_eq!(differences(&rows), Vec::<String>::new());
+    for (what, measured) in [
+        ("nvidia-smi warns", "exit status: 14: WARNING: infoROM is corrupted"),
+        ("display boards, which gpunode leaves out", "NVIDIA DGX Display"),
+    ] {
+        let row = row(&rows, what);
+        assert_eq!((row.measured.as_str(), row.verdict), (measured, Verdict::NotCompared));
+    }
+}
+
+#[test]
+fn times_are_shown_by_gpu_with_the_persistence_mode() {
+    let mut findings = matching(smi(nvidia_smi::tests::V100));
+    let rows = findings.rows();
+    assert_eq!(
+        row(&rows, "nvmlInit + first call about each GPU, by session").measured,
+        "4 + 1200 ms; 4 + 1190 ms (persistence mode: Disabled)"
+    );
+    let what = "the same while /dev/nvidiaN are open";
+    assert_eq!(row(&rows, what).measured, "4 + 1 ms");
+    findings.driver.as_mut().unwrap().session_with_open_nodes = Err("open /dev/nvidia0".to_owned());
+    assert_eq!(row(&findings.rows(), what).measured, "not measured: open /dev/nvidia0");
 }
 
 #[test]
@@ -168,7 +273,7 @@ fn a_fabric_beyond_the_node_has_to_be_the_agents() {
 #[test]
 fn a_look_up_has_to_find_its_own_gpu() {
     let found = with_answers(|gpu| gpu.by_bus_id = Ok("GPU-other".to_owned()));
-    assert_eq!(found, ["look-up by bus id: expected its GPU, measured GPU-other"]);
+    assert_eq!(found, ["look-up by PCI address: expected its GPU, measured GPU-other"]);
     let found = with_answers(|gpu| gpu.by_uuid = Err(GPU_IS_LOST.to_owned()));
     assert_eq!(found, ["look-up by UUID: expected its GPU, measured GPU_IS_LOST"]);
 }
@@ -182,7 +287,9 @@ fn a_lost_gpu_hides_the_others_from_the_look_up_by_uuid_only() {
     (other.index, other.uuid, other.by_uuid, other.by_bus_id) = (1, lost(), lost(), lost());
     driver.gpus[0].by_uuid = lost();
     driver.gpus.push(other);
-    assert_eq!(differences(&findings.rows()), Vec::<String>::new());
+    let rows = findings.rows();
+    assert_eq!(differences(&rows), Vec::<String>::new());
+    assert_eq!(row(&rows, "look-up by UUID").expected, GPU_IS_LOST);
 }
 
 #[test]
@@ -194,14 +301,15 @@ fn a_field_that_the_driver_lacks_differs_only_from_one_that_nvidia_smi_shows() {
         ["field 144, rows to be remapped: expected No, measured INVALID_ARGUMENT"]
     );
     let answer = Err(INVALID_ARGUMENT.to_owned());
-    for expected in [None, Some(NOT_AVAILABLE)] {
-        assert!(flag_pair(expected, &answer).2 && recovery_pair(expected, &answer).2);
+    for (printed, is_same) in [(None, None), (Some(NOT_AVAILABLE), Some(true))] {
+        assert_eq!(flag_pair(printed, &answer).2, is_same);
+        assert_eq!(recovery_pair(printed, &answer).2, is_same);
     }
 }
 
 #[test]
 fn recovery_actions_are_compared_by_word_where_both_have_one() {
-    let is_same = |expected, number| recovery_pair(Some(expected), &Ok(number)).2;
+    let is_same = |printed, number| recovery_pair(Some(printed), &Ok(number)).2 == Some(true);
     assert!(is_same("None", 0) && is_same("Drain and Reset", 4) && is_same("Recover IMEX", 5));
     assert!(!is_same("Reset", 2) && !is_same("None", 6) && !is_same("Recover IMEX", 0));
 }
@@ -220,10 +328,88 @@ fn the_agents_list_allocation_and_end_are_judged() {
             format!("agent: devices of the list: expected 1, measured 1, without {uuid}, also GPU-other"),
             "agent: unhealthy devices: expected none, measured GPU-other".to_owned(),
             format!(
-                "agent: Allocate: expected the device and its node, measured /dev/nvidia7 for {uuid}, \
-                 without /dev/nvidia0"
+                "agent: Allocate: expected nvidia.com/gpu: {uuid}, /dev/nvidia0, \
+                 measured nvidia.com/gpu: {uuid}, /dev/nvidia7"
             ),
             "agent: end after SIGTERM: expected exit status: 0, measured it did not end".to_owned(),
+        ]
+    );
+}
+
+#[test]
+fn a_node_that_the_host_does_not_have_is_no_allocation() {
+    let mut findings = matching(smi(nvidia_smi::tests::V100));
+    let run = findings.run.as_mut().unwrap();
+    let granted = run.allocations[0].answer.as_mut().unwrap();
+    granted.missing.clone_from(&granted.nodes);
+    let found = differences(&findings.rows()).concat();
+    assert!(
+        found.ends_with(", /dev/nvidia0, /dev/nvidia0 does not exist"),
+        "{found}"
+    );
+}
+
+#[test]
+fn a_mig_device_needs_the_node_of_its_gpu_and_two_capabilities() {
+    let mut findings = matching(smi(nvidia_smi::tests::H200));
+    let gpu = &mut findings.inventory.as_mut().unwrap().status.gpus[0];
+    gpu.mig_devices = vec![gpunode_crds::MigDevice {
+        uuid: "MIG-1".to_owned(),
+        ..gpunode_crds::MigDevice::default()
+    }];
+    let verdict = |nodes: &[&str]| {
+        let allocation = Allocation {
+            resource: "nvidia.com/mig-1g.18gb".to_owned(),
+            device: "MIG-1".to_owned(),
+            answer: Ok(Granted {
+                visible: "MIG-1".to_owned(),
+                nodes: nodes.iter().map(|node| (*node).to_owned()).collect(),
+                missing: BTreeSet::new(),
+            }),
+        };
+        let (smi, inventory) = (findings.smi.as_ref().ok(), findings.inventory.as_ref().ok());
+        allocation_row(&allocation, smi, inventory).verdict
+    };
+    let [gpu, first, second] = [
+        "/dev/nvidia0",
+        "/dev/nvidia-caps/nvidia-cap1",
+        "/dev/nvidia-caps/nvidia-cap2",
+    ];
+    assert_eq!(verdict(&[gpu, first, second]), Verdict::Same);
+    assert_eq!(verdict(&[gpu, first]), Verdict::Differs);
+    assert_eq!(verdict(&[first, second]), Verdict::Differs);
+}
+
+#[test]
+fn a_gpu_without_events_is_no_difference_if_it_supports_none() {
+    let row = |log: &AgentLog| {
+        let [row, ..] = log_rows(1, ROUNDS, log);
+        (row.measured, row.verdict)
+    };
+    let mut log = AgentLog::default();
+    assert_eq!(row(&log), ("0".to_owned(), Verdict::Differs));
+    let unsupported = NvmlError::NotSupported.to_string();
+    log.without_events.insert("GPU-1".to_owned(), unsupported.clone());
+    assert_eq!(row(&log), (format!("0, GPU-1: {unsupported}"), Verdict::NotCompared));
+    log.without_events.insert("GPU-1".to_owned(), "unknown".to_owned());
+    assert_eq!(row(&log), ("0, GPU-1: unknown".to_owned(), Verdict::Differs));
+}
+
+#[test]
+fn what_the_probes_find_differs() {
+    let mut findings = matching(smi(nvidia_smi::tests::V100));
+    let run = findings.run.as_mut().unwrap();
+    run.rounds = 1;
+    run.log
+        .failed_calls
+        .insert("nvmlDeviceGetMigMode of GPU-1: unknown".to_owned());
+    run.log.faults.insert("GPU-1 NotAnswering: calls fail".to_owned());
+    assert_eq!(
+        differences(&findings.rows()),
+        [
+            "agent: rounds of probes: expected 3, measured 1",
+            "agent: calls of the probes that fail: expected none, measured nvmlDeviceGetMigMode of GPU-1: unknown",
+            "agent: faults: expected none, measured GPU-1 NotAnswering: calls fail",
         ]
     );
 }
