@@ -42,7 +42,7 @@ pub struct AgentProgram {
 pub struct AgentInventory {
     /// GPUs and versions, as in a `GpuNode`.
     pub status: GpuNodeStatus,
-    /// Last line of the agent's log if it could not read everything.
+    /// The reason if the agent could not read everything.
     pub problem: Option<String>,
 }
 
@@ -57,7 +57,9 @@ pub struct AgentRun {
     pub log: AgentLog,
     /// Advertised devices after the probes, each with whether it is healthy.
     pub devices: BTreeMap<String, bool>,
-    /// Allocation of one device of each resource.
+    /// Resources without a healthy device.
+    pub withheld: Vec<String>,
+    /// Allocation of one device of each other resource.
     pub allocations: Vec<Allocation>,
     /// Exit status after SIGTERM, and the time until then; none if it did not end.
     pub end: Option<(String, Duration)>,
@@ -89,13 +91,13 @@ impl AgentProgram {
     /// Runs `inventory`.
     pub fn inventory(&self, limit: Duration) -> Result<AgentInventory> {
         let finished = limited::run(&mut self.command("inventory"), limit)?;
-        let last = finished.stderr.lines().last().unwrap_or("no reason given").to_owned();
+        let reason = agent_log::reason(&finished.stderr);
         let Ok(status) = serde_json::from_str(&finished.stdout) else {
-            bail!("{last}");
+            bail!("{reason}");
         };
         Ok(AgentInventory {
             status,
-            problem: (!finished.status.success()).then_some(last),
+            problem: (!finished.status.success()).then_some(reason),
         })
     }
 
@@ -124,14 +126,16 @@ impl AgentProgram {
             ..AgentRun::default()
         };
         for resource in kubelet.connected() {
-            if let Some(device) = kubelet.endpoint(&resource).healthy().pop_first() {
-                let answer = self.allocate(&kubelet, &resource, &device, limit).await;
-                run.allocations.push(Allocation {
-                    resource,
-                    device,
-                    answer,
-                });
-            }
+            let Some(device) = kubelet.endpoint(&resource).healthy().pop_first() else {
+                run.withheld.push(resource);
+                continue;
+            };
+            let answer = self.allocate(&kubelet, &resource, &device, limit).await;
+            run.allocations.push(Allocation {
+                resource,
+                device,
+                answer,
+            });
         }
         run.end = agent.stop(limit).await?;
         Ok(run)
@@ -219,10 +223,7 @@ impl RunningAgent {
         let start = Instant::now();
         loop {
             if let Some(status) = self.child.try_wait()? {
-                bail!(
-                    "the agent ended with {status}; its log ends with:\n{}",
-                    limited::last_lines(&self.log_text())
-                );
+                bail!("the agent ended with {status}: {}", agent_log::reason(&self.log_text()));
             }
             if is_done(self) {
                 return Ok(true);

@@ -53,9 +53,27 @@ impl AgentLog {
     }
 }
 
+/// Returns the reason with which a log ends, or its last line if that is no reason.
+pub fn reason(log: &str) -> String {
+    let last = log.lines().last().unwrap_or("no reason given");
+    let line: Value = serde_json::from_str(last).unwrap_or_default();
+    let reason = line.get("reason").and_then(Value::as_str);
+    reason.unwrap_or(last).to_owned()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_log_ends_with_a_reason() {
+        let log = r#"{"level":"INFO","message":"reading"}
+{"level":"ERROR","reason":"read GPU 3","message":"agent stops"}
+"#;
+        assert_eq!(reason(log), "read GPU 3");
+        assert_eq!(reason("libc.so.6: version not found\n"), "libc.so.6: version not found");
+        assert_eq!(reason(""), "no reason given");
+    }
 
     #[test]
     fn a_log_says_what_probes_and_events_find() {

@@ -41,6 +41,8 @@ const FIELDS: [u32; 5] = [
 pub const NOT_SUPPORTED: &str = "NOT_SUPPORTED";
 /// `NVML_ERROR_GPU_IS_LOST`.
 pub const GPU_IS_LOST: &str = "GPU_IS_LOST";
+/// `NVML_ERROR_UNKNOWN`; drivers give this answer for a lost GPU too.
+pub const UNKNOWN: &str = "UNKNOWN";
 /// The library has no such function; `NVML_ERROR_FUNCTION_NOT_FOUND` means the same.
 pub const FUNCTION_NOT_FOUND: &str = "FUNCTION_NOT_FOUND";
 /// `NVML_ERROR_INVALID_ARGUMENT`.
@@ -187,7 +189,10 @@ fn gpu(nvml: &Nvml, index: u32) -> GpuAnswers {
             nvml.device_by_uuid(device.uuid()?)?.uuid()
         }),
         by_bus_id: ask_gpu(nvml, index, "nvmlDeviceGetHandleByPciBusId_v2", |device| {
-            nvml.device_by_pci_bus_id(device.pci_info()?.bus_id)?.uuid()
+            let pci = device.pci_info()?;
+            // In the agent's form, which is that of sysfs.
+            let address = format!("{:04x}:{:02x}:{:02x}.0", pci.domain, pci.bus, pci.device);
+            nvml.device_by_pci_bus_id(address)?.uuid()
         }),
         persistence: ask_gpu(
             nvml,
@@ -233,6 +238,7 @@ fn name(error: &NvmlError) -> String {
     match error {
         NvmlError::NotSupported => NOT_SUPPORTED.to_owned(),
         NvmlError::GpuLost => GPU_IS_LOST.to_owned(),
+        NvmlError::Unknown => UNKNOWN.to_owned(),
         NvmlError::InvalidArg => INVALID_ARGUMENT.to_owned(),
         NvmlError::FunctionNotFound | NvmlError::FailedToLoadSymbol(_) => FUNCTION_NOT_FOUND.to_owned(),
         other => format!("{other:?}"),

@@ -5,7 +5,7 @@ use crate::{
     agent_log::AgentLog,
     driver::{
         Answer, DOUBLE_BIT_PENDING, DriverAnswers, FUNCTION_NOT_FOUND, GPU_IS_LOST, GpuAnswers, INVALID_ARGUMENT,
-        NOT_SUPPORTED, RECOVERY_ACTION, REMAP_FAILED, REMAP_PENDING, RETIREMENT_PENDING, SessionTimes,
+        NOT_SUPPORTED, RECOVERY_ACTION, REMAP_FAILED, REMAP_PENDING, RETIREMENT_PENDING, SessionTimes, UNKNOWN,
     },
     nvidia_smi::{NOT_AVAILABLE, SmiGpu, SmiLog},
     raw::FabricAnswer,
@@ -24,6 +24,8 @@ const RECOVERY_ACTIONS: [&str; 5] = ["None", "Reset", "Reboot", "Drain P2P", "Dr
 const NOT_PRINTED: &str = "not printed";
 /// The GPU whose UUID or address was looked up.
 const ITS_GPU: &str = "its GPU";
+/// The question of an allocation.
+const ALLOCATE: &str = "agent: Allocate";
 /// Folder of the device nodes of MIG instances.
 const CAPABILITIES: &str = "/dev/nvidia-caps/";
 /// Number of them that a container needs for a MIG device: one for the GPU instance, one for the compute instance.
@@ -120,6 +122,8 @@ impl Findings {
         let (smi, inventory) = (self.smi.as_ref().ok(), self.inventory.as_ref().ok());
         let allocations = run.allocations.iter();
         rows.extend(allocations.map(|allocation| allocation_row(allocation, smi, inventory)));
+        let withheld = run.withheld.iter();
+        rows.extend(withheld.map(|resource| Row::measured(ALLOCATE, format!("{resource}: no device is healthy"))));
         rows.push(end_row(run));
         rows
     }
@@ -269,7 +273,8 @@ fn inventory_rows(smi: &SmiLog, inventory: &AgentInventory) -> Vec<Row> {
     });
     compare("fabric beyond the node", &|gpu, device| {
         let measured = device.fabric.as_ref().map_or("none".to_owned(), fabric_text);
-        let printed = gpu.fabric_state.as_ref().map(|_| fabric_beyond(gpu));
+        // Older drivers print only the state.
+        let printed = gpu.fabric_cluster.as_ref().map(|_| fabric_beyond(gpu));
         equal(printed.as_deref(), measured)
     });
     rows
@@ -325,15 +330,14 @@ fn driver_rows(driver: &DriverAnswers) -> Vec<Row> {
         Row::measured("the same while /dev/nvidiaN are open", with_open_nodes),
         Row::measured("functions that this driver lacks", list(&driver.missing_functions)),
     ];
-    let is_lost = |gpu: &GpuAnswers| gpu.uuid == Err(GPU_IS_LOST.to_owned());
-    let any_is_lost = driver.gpus.iter().any(is_lost);
+    let lost: Vec<&str> = driver.gpus.iter().filter_map(lost_answer).collect();
     rows.extend(row_of_gpus(
         "look-up by UUID",
         driver.gpus.iter().map(|gpu| {
             let (found, is_own) = look_up(gpu, &gpu.by_uuid);
             // nvml.h: this look-up answers GPU_IS_LOST if any GPU of the node is lost.
-            let pair = if any_is_lost && found == GPU_IS_LOST {
-                (GPU_IS_LOST.to_owned(), found, Some(true))
+            let pair = if lost.contains(&found.as_str()) {
+                (found.clone(), found, Some(true))
             } else {
                 (ITS_GPU.to_owned(), found, Some(is_own))
             };
@@ -344,7 +348,7 @@ fn driver_rows(driver: &DriverAnswers) -> Vec<Row> {
         "look-up by PCI address",
         driver.gpus.iter().map(|gpu| {
             let (found, is_own) = look_up(gpu, &gpu.by_bus_id);
-            let pair = if is_lost(gpu) {
+            let pair = if lost_answer(gpu).is_some() {
                 ("none, as it is lost".to_owned(), found, None)
             } else {
                 (ITS_GPU.to_owned(), found, Some(is_own))
@@ -353,6 +357,12 @@ fn driver_rows(driver: &DriverAnswers) -> Vec<Row> {
         }),
     ));
     rows
+}
+
+/// Returns the answer of a lost GPU.
+fn lost_answer(gpu: &GpuAnswers) -> Option<&str> {
+    let answer = gpu.uuid.as_ref().err()?.as_str();
+    [GPU_IS_LOST, UNKNOWN].contains(&answer).then_some(answer)
 }
 
 /// Returns times such as `5 + 1200, 1180 ms`.
@@ -573,7 +583,7 @@ fn allocation_row(allocation: &Allocation, smi: Option<&SmiLog>, inventory: Opti
         }
         Err(error) => (format!("{resource}: {error}"), false),
     };
-    Row::compared("agent: Allocate", list(&expected), measured, is_same)
+    Row::compared(ALLOCATE, list(&expected), measured, is_same)
 }
 
 fn end_row(run: &AgentRun) -> Row {

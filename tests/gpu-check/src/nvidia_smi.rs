@@ -91,7 +91,7 @@ impl SmiLog {
     pub fn parse(text: &str) -> Result<Self, SmiError> {
         let end = text.rfind(END).map_or(text.len(), |at| at + END.len());
         let (document, remarks) = text.split_at_checked(end).unwrap_or((text, ""));
-        let root = xml::parse(document)?;
+        let root = xml::parse(&without_process_names(document))?;
         if root.name != "nvidia_smi_log" {
             return Err(SmiError::Root(root.name));
         }
@@ -139,13 +139,22 @@ impl SmiGpu {
             fabric_status: value(&["fabric", "status"]),
             fabric_clique: value(&["fabric", "cliqueId"]),
             fabric_cluster: value(&["fabric", "clusterUuid"]),
-            retirement_pending: value(&["retired_pages", "pending_retirement"])
-                .or_else(|| value(&["retired_pages", "pending_blacklist"])),
+            retirement_pending: value(&["retired_pages", "pending_retirement"]),
             remap_pending: value(&["remapped_rows", "remapped_row_pending"]),
             remap_failed: value(&["remapped_rows", "remapped_row_failure"]),
             recovery_action: value(&["gpu_recovery_action"]),
         })
     }
+}
+
+/// Leaves the names of processes out: nvidia-smi prints them as they are, with any `<`.
+fn without_process_names(document: &str) -> String {
+    let mut parts = document.split("<process_name>");
+    let mut text = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        text.push_str(part.split_once("</process_name>").map_or(part, |(_, rest)| rest));
+    }
+    text
 }
 
 fn owned(element: &Element, path: &[&str]) -> Option<String> {
@@ -219,6 +228,12 @@ pub mod tests {
         let log = SmiLog::parse(&format!("{V100}{warning}\n")).unwrap();
         assert_eq!(log.remarks, warning);
         assert_eq!(log.gpus, SmiLog::parse(V100).unwrap().gpus);
+    }
+
+    #[test]
+    fn a_process_may_have_any_name() {
+        let text = V100.replace("a && b", "a < b > c </d>");
+        assert_eq!(SmiLog::parse(&text), SmiLog::parse(V100));
     }
 
     #[test]

@@ -73,6 +73,7 @@ fn matching(smi: SmiLog) -> Findings {
         listed_after: Duration::from_millis(20),
         rounds: ROUNDS,
         log,
+        withheld: Vec::new(),
         devices: [(gpu.uuid.clone(), true)].into(),
         allocations: vec![Allocation {
             resource: "nvidia.com/gpu".to_owned(),
@@ -189,6 +190,7 @@ fn what_nvidia_smi_does_not_print_is_not_compared() {
         &mut gpu.persistence,
         &mut gpu.mig_mode,
         &mut gpu.fabric_state,
+        &mut gpu.fabric_cluster,
         &mut gpu.retirement_pending,
         &mut gpu.remap_pending,
         &mut gpu.remap_failed,
@@ -198,7 +200,7 @@ fn what_nvidia_smi_does_not_print_is_not_compared() {
     }
     let rows = findings.rows();
     let not_printed: Vec<&Row> = rows.iter().filter(|row| row.expected == NOT_PRINTED).collect();
-    // The eight, the two versions, the fabric beyond the node, and field 93, which nvidia-smi never prints.
+    // The nine, the two versions, and field 93, which nvidia-smi never prints.
     assert_eq!(not_printed.len(), 12);
     assert!(not_printed.iter().all(|row| row.verdict == Verdict::NotCompared));
     assert_eq!(differences(&rows), Vec::<String>::new());
@@ -281,15 +283,18 @@ fn a_look_up_has_to_find_its_own_gpu() {
 #[test]
 fn a_lost_gpu_hides_the_others_from_the_look_up_by_uuid_only() {
     let mut findings = matching(smi(nvidia_smi::tests::H200));
-    let driver = findings.driver.as_mut().unwrap();
-    let lost = || Err(GPU_IS_LOST.to_owned());
-    let mut other = driver.gpus[0].clone();
-    (other.index, other.uuid, other.by_uuid, other.by_bus_id) = (1, lost(), lost(), lost());
-    driver.gpus[0].by_uuid = lost();
-    driver.gpus.push(other);
-    let rows = findings.rows();
-    assert_eq!(differences(&rows), Vec::<String>::new());
-    assert_eq!(row(&rows, "look-up by UUID").expected, GPU_IS_LOST);
+    let other = findings.driver.as_ref().unwrap().gpus[0].clone();
+    for code in [GPU_IS_LOST, UNKNOWN] {
+        let driver = findings.driver.as_mut().unwrap();
+        let (mut own, mut other) = (other.clone(), other.clone());
+        let lost = || Err(code.to_owned());
+        (other.index, other.uuid, other.by_uuid, other.by_bus_id) = (1, lost(), lost(), lost());
+        own.by_uuid = lost();
+        driver.gpus = vec![own, other];
+        let rows = findings.rows();
+        assert_eq!(differences(&rows), Vec::<String>::new());
+        assert_eq!(row(&rows, "look-up by UUID").expected, code);
+    }
 }
 
 #[test]
@@ -412,6 +417,16 @@ fn what_the_probes_find_differs() {
             "agent: faults: expected none, measured GPU-1 NotAnswering: calls fail",
         ]
     );
+}
+
+#[test]
+fn a_resource_without_a_healthy_device_is_named() {
+    let mut findings = matching(smi(nvidia_smi::tests::V100));
+    let run = findings.run.as_mut().unwrap();
+    run.allocations.clear();
+    run.withheld.push("nvidia.com/gpu".to_owned());
+    let rows = findings.rows();
+    assert_eq!(row(&rows, ALLOCATE).measured, "nvidia.com/gpu: no device is healthy");
 }
 
 #[test]
