@@ -30,9 +30,7 @@ async fn gpus_are_given_out_once_they_have_joined_their_fabric() -> Result<()> {
     for state in [FabricState::NotStarted, FabricState::InProgress, FabricState::Failed] {
         let lab = lab(node(state)?, "", GPU, 1).await?;
         let uuids = lab.node.uuids()?;
-        let mut waiting = [&uuids[0], &uuids[1], &uuids[2]];
-        waiting.sort();
-        broken(&lab, GPU, &waiting).await?;
+        broken(&lab, GPU, &[&uuids[0], &uuids[1], &uuids[2]]).await?;
         let line = lab.agent.logs("FabricNotReady").await?;
         assert!(line.contains("NoNewWork") && line.contains("error 802"), "{line}");
         // Links that are down before are no fault, and count once they are up.
@@ -67,10 +65,8 @@ async fn a_fabric_that_the_policy_ignores_withholds_nothing() -> Result<()> {
 async fn gpus_that_leave_their_fabric_are_not_given_out_until_they_have_joined_again() -> Result<()> {
     let lab = lab(node(FabricState::Completed)?, "", GPU, 4).await?;
     let uuids = lab.node.uuids()?;
-    let mut waiting = [&uuids[0], &uuids[1], &uuids[2]];
-    waiting.sort();
     set(&lab.node, FabricState::NotStarted)?;
-    broken(&lab, GPU, &waiting).await?;
+    broken(&lab, GPU, &[&uuids[0], &uuids[1], &uuids[2]]).await?;
     set(&lab.node, FabricState::Completed)?;
     broken(&lab, GPU, &[]).await?;
     assert_eq!(lab.agent.logged("an NVLink is down"), 0);
@@ -87,8 +83,7 @@ async fn a_fabric_that_cannot_be_asked_for_changes_nothing() -> Result<()> {
     state.update_gpu(1, |gpu| gpu.fabric = FabricState::Completed)?;
     // What comes with the same reading of the hardware.
     let uuids = lab.node.uuids()?;
-    let mut waiting = [&uuids[0], &uuids[2]];
-    waiting.sort();
+    let waiting = [&uuids[0], &uuids[2]];
     broken(&lab, GPU, &waiting).await?;
     for _ in 0..2 {
         probe(&lab).await?;

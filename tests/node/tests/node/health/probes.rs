@@ -171,7 +171,7 @@ async fn only_the_gpu_that_hangs_is_at_fault_and_containers_keep_the_others() ->
     lab.agent.signal(Signal::HUP)?;
     lab.agent.logs("DriverBlocked").await?;
     lab.kubelet.has(GPU, |endpoint| endpoint.healthy() == held).await?;
-    let at_fault = |line: &String| line.contains("device is faulty") && line.contains("NotAnswering");
+    let at_fault = |line: &String| line.contains(r#""reason":"NotAnswering""#);
     let at_fault: Vec<_> = lab.agent.log().into_iter().filter(at_fault).collect();
     assert!(
         at_fault.len() == 1 && at_fault[0].contains(&uuids[hanging]),
