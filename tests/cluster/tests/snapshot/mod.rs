@@ -27,7 +27,7 @@ const SETTINGS: [&str; 6] = [
     "kernel/hostname",
 ];
 
-/// Start of the line of a control group.
+/// Mark of the line of a control group.
 const CONTROL_GROUP: &str = "control group";
 
 /// One line for everything that is there.
@@ -61,7 +61,7 @@ impl Snapshot {
     /// kubelet's pods that are in the wrong place are not such.
     pub fn difference(&self, after: &Snapshot, ours: &[String]) -> String {
         let concerns_others = |line: &str| {
-            let of_program = line.starts_with(CONTROL_GROUP) && !line.contains("kubepods");
+            let of_program = line.contains(CONTROL_GROUP) && !line.contains("kubepods");
             let of_cluster = ["net/gpn", "route gpn", "/gpunode-"]
                 .iter()
                 .any(|mark| line.contains(mark));
