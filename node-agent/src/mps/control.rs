@@ -5,7 +5,7 @@ use super::{
     exec::MpsExecArgs,
     processes::{ChildPid, MARK},
 };
-use crate::driver::library;
+use crate::driver::{hardware_probe::is_validated, library};
 use rustix::fs::{MemfdFlags, Mode, OFlags, ResolveFlags, SealFlags, fcntl_add_seals, memfd_create, openat2};
 use std::{
     fs::File,
@@ -126,6 +126,12 @@ impl MpsControl {
     /// Returns the folders that may be the driver's root.
     pub fn roots(&self) -> Vec<PathBuf> {
         library::roots(&self.host_root, self.driver_root.as_deref())
+    }
+
+    /// Returns false while the driver's container is not ready; blocks.
+    pub fn driver_is_validated(&self) -> bool {
+        let library = library::find_library(&self.roots());
+        library.is_none_or(|library| is_validated(&self.host_root, &library))
     }
 
     /// Starts the daemon of a device, for the clients of all users if it can; returns once it runs in the background.

@@ -10,10 +10,7 @@ use super::{
     processes,
 };
 use crate::{
-    driver::{
-        hardware_probe::{is_validated, module},
-        library,
-    },
+    driver::hardware_probe::module,
     runtime::{blocking_thread::BlockingThread, clock::since_boot},
     store::atomic_file,
 };
@@ -96,50 +93,56 @@ impl DaemonRunner {
         }
     }
 
-    /// Probes the daemon, and looks at the driver.
+    /// Observes the daemon and the driver.
     async fn observe(
         &self,
         desired: DesiredDaemon,
         last_answer: &mut Option<DaemonAnswer>,
         logged: &mut LoggedState,
     ) -> Result<DaemonObservation> {
-        let control = self.control.clone();
-        let driver = blocking(move || {
-            let (library, host_root) = (library::find_library(&control.roots()), control.host_root());
-            let is_validated = library.is_none_or(|library| is_validated(host_root, &library));
-            Ok((module(host_root), is_validated))
-        });
-        let (load, is_validated) = driver.await.context("look at the driver")?;
+        let before = last_answer.take().filter(|_| desired == DesiredDaemon::Run);
+        let (folder, control) = (self.folder.clone(), self.control.clone());
+        let (running, fresh, load, is_validated) = blocking(move || {
+            let known = before.as_ref().map(|answer| answer.processes.clone());
+            let running = running_processes(&folder, known.unwrap_or_default())?;
+            let is_fresh = |answer: &DaemonAnswer| answer.at.elapsed() < ASK_INTERVAL && !running.is_empty();
+            let fresh = before.filter(|answer| answer.processes == running && is_fresh(answer));
+            if fresh.is_some() {
+                record_answer(&folder)?;
+            }
+            // Only a start asks for it, and it costs more than all else.
+            let is_validated = !running.is_empty() || control.driver_is_validated();
+            Ok((running, fresh, module(control.host_root()), is_validated))
+        })
+        .await
+        .with_context(|| format!("observe the MPS control daemon of {}", self.folder.uuid()))?;
+        let probe = if let Some(answer) = fresh {
+            *last_answer = Some(answer);
+            DaemonProbe::Answers
+        } else {
+            self.probe(desired, &running, last_answer, logged).await?
+        };
         Ok(DaemonObservation {
-            probe: self.probe(desired, last_answer, logged).await?,
+            probe,
             load,
             is_validated,
         })
     }
 
+    /// Probes the daemon with these processes by a question, if it is desired.
     async fn probe(
         &self,
         desired: DesiredDaemon,
+        running: &[Pid],
         last_answer: &mut Option<DaemonAnswer>,
         logged: &mut LoggedState,
     ) -> Result<DaemonProbe> {
-        let before = last_answer.take().filter(|_| desired == DesiredDaemon::Run);
-        let known = before.as_ref().map(|answer| answer.processes.clone());
-        let running = self.running_processes(known.unwrap_or_default()).await?;
-        if desired == DesiredDaemon::Run {
-            let is_fresh = |answer: &DaemonAnswer| answer.at.elapsed() < ASK_INTERVAL && !running.is_empty();
-            let fresh = before.filter(|answer| answer.processes == running && is_fresh(answer));
-            let answer = if fresh.is_some() {
-                fresh
-            } else {
-                self.ask(&running, logged).await?
-            };
-            if let Some(answer) = answer {
-                self.record_answer().await?;
-                logged.answers(&self.folder);
-                *last_answer = Some(answer);
-                return Ok(DaemonProbe::Answers);
-            }
+        if desired == DesiredDaemon::Run
+            && let Some(answer) = self.ask(running, logged).await?
+        {
+            logged.answers(&self.folder);
+            *last_answer = Some(answer);
+            return Ok(DaemonProbe::Answers);
         }
         let (folder, is_gone) = (self.folder.clone(), running.is_empty());
         let answered = blocking(move || {
@@ -159,20 +162,6 @@ impl DaemonRunner {
         })
     }
 
-    /// Returns the processes of the daemon. As long as the `known` ones run, no other is read.
-    async fn running_processes(&self, known: Vec<Pid>) -> Result<Vec<Pid>> {
-        let folder = self.folder.clone();
-        blocking(move || {
-            if !known.is_empty() && processes::all_run(&known, &folder)? {
-                Ok(known)
-            } else {
-                processes::of_daemon(&folder)
-            }
-        })
-        .await
-        .with_context(|| format!("find the processes of the MPS control daemon of {}", self.folder.uuid()))
-    }
-
     /// Asks the daemon with these processes; none without an answer. Each question adds lines to the logs.
     async fn ask(&self, processes: &[Pid], logged: &mut LoggedState) -> Result<Option<DaemonAnswer>> {
         if let Err(error) = self.control.probe(&self.folder).await {
@@ -180,19 +169,14 @@ impl DaemonRunner {
             return Ok(None);
         }
         let (at, folder) = (Instant::now(), self.folder.clone());
-        blocking(move || folders::truncate_logs(&folder))
-            .await
-            .with_context(|| format!("truncate the logs in {}", self.folder.path().display()))?;
+        blocking(move || {
+            folders::truncate_logs(&folder)?;
+            record_answer(&folder)
+        })
+        .await
+        .with_context(|| format!("record the answer of the daemon in {}", self.folder.path().display()))?;
         let processes = processes.to_vec();
         Ok(Some(DaemonAnswer { at, processes }))
-    }
-
-    /// Records the time of the answer, for agents.
-    async fn record_answer(&self) -> Result<()> {
-        let folder = self.folder.clone();
-        blocking(move || atomic_file::replace(&folder.answered(), since_boot().as_millis().to_string().as_bytes()))
-            .await
-            .with_context(|| format!("record the answer of the daemon in {}", self.folder.path().display()))
     }
 
     async fn carry_out(&self, action: DaemonAction, daemon: &mut DaemonState, logged: &mut LoggedState) -> Result<()> {
@@ -321,6 +305,19 @@ impl LoggedState {
         }
         self.problem = problem;
     }
+}
+
+/// Returns the processes of a device's daemon; blocks. As long as the `known` ones run, no other is read.
+fn running_processes(folder: &DeviceFolder, known: Vec<Pid>) -> io::Result<Vec<Pid>> {
+    if !known.is_empty() && processes::all_run(&known, folder)? {
+        return Ok(known);
+    }
+    processes::of_daemon(folder)
+}
+
+/// Records the time of an answer, for agents; blocks. No sync: after a power cut there is no daemon.
+fn record_answer(folder: &DeviceFolder) -> io::Result<()> {
+    atomic_file::replace_unsynced(&folder.answered(), &since_boot().as_millis().to_string())
 }
 
 /// Runs work on files or processes on another thread: the runtime has only one.

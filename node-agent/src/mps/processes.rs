@@ -8,7 +8,9 @@
 use super::device_folder::DeviceFolder;
 use rustix::{
     io,
-    process::{Pid, PidfdFlags, Signal, WaitOptions, pidfd_open, pidfd_send_signal, waitpid},
+    process::{
+        Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, WaitOptions, pidfd_open, pidfd_send_signal, waitid, waitpid,
+    },
 };
 use std::{
     collections::BTreeSet,
@@ -108,6 +110,11 @@ fn awaited() -> MutexGuard<'static, BTreeSet<u32>> {
 
 /// Reaps ended daemons: as PID 1 of the container, this process is their parent.
 pub fn reap() {
+    let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+    // The list of the children costs more than all else that an idle supervisor does.
+    if !matches!(waitid(WaitId::All, options), Ok(Some(_))) {
+        return;
+    }
     let children = match children(Path::new("/proc/self/task")) {
         Ok(children) => children,
         Err(error) => return warn!(%error, "cannot list ended daemons"),

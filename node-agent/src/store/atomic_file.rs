@@ -39,6 +39,13 @@ pub fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
     }
 }
 
+/// Like [`replace`], but a power cut may leave any content: for files that mean nothing after a reboot.
+pub fn replace_unsynced(path: &Path, content: &str) -> io::Result<()> {
+    let new = with_suffix(path, ".new");
+    fs::write(&new, content)?;
+    fs::rename(&new, path)
+}
+
 /// Returns the content of the file at `path`; blocks. A damaged file, and one with another number in the field
 /// `format`, is set aside and returns none; an unreadable file returns none too.
 pub fn load<T: DeserializeOwned>(path: &Path, format: u32) -> Option<T> {
