@@ -7,7 +7,7 @@ use super::{
     device_folder::DeviceFolder,
     folders,
     holders::HolderQuery,
-    processes,
+    processes::{self, DaemonProcesses},
 };
 use crate::{
     driver::hardware_probe::module,
@@ -15,7 +15,6 @@ use crate::{
     store::atomic_file,
 };
 use anyhow::{Context as _, Result, bail};
-use rustix::process::Pid;
 use std::{fs, io, time::Duration};
 use tokio::{
     sync::watch,
@@ -102,25 +101,25 @@ impl DaemonRunner {
     ) -> Result<DaemonObservation> {
         let before = last_answer.take().filter(|_| desired == DesiredDaemon::Run);
         let (folder, control) = (self.folder.clone(), self.control.clone());
-        let (running, fresh, load, is_validated) = blocking(move || {
-            let known = before.as_ref().map(|answer| answer.processes.clone());
-            let running = running_processes(&folder, known.unwrap_or_default())?;
-            let is_fresh = |answer: &DaemonAnswer| answer.at.elapsed() < ASK_INTERVAL && !running.is_empty();
-            let fresh = before.filter(|answer| answer.processes == running && is_fresh(answer));
-            if fresh.is_some() {
+        let (answer, load, is_validated) = blocking(move || {
+            let load = module(control.host_root());
+            if let Some(answer) = before.filter(DaemonAnswer::is_fresh) {
                 record_answer(&folder)?;
+                return Ok((Ok(answer), load, true));
             }
+            let running = DaemonProcesses::find(&folder)?;
             // Only a start asks for it, and it costs more than all else.
             let is_validated = !running.is_empty() || control.driver_is_validated();
-            Ok((running, fresh, module(control.host_root()), is_validated))
+            Ok((Err(running), load, is_validated))
         })
         .await
         .with_context(|| format!("observe the MPS control daemon of {}", self.folder.uuid()))?;
-        let probe = if let Some(answer) = fresh {
-            *last_answer = Some(answer);
-            DaemonProbe::Answers
-        } else {
-            self.probe(desired, &running, last_answer, logged).await?
+        let probe = match answer {
+            Ok(answer) => {
+                *last_answer = Some(answer);
+                DaemonProbe::Answers
+            }
+            Err(running) => self.probe(desired, running, last_answer, logged).await?,
         };
         Ok(DaemonObservation {
             probe,
@@ -133,18 +132,18 @@ impl DaemonRunner {
     async fn probe(
         &self,
         desired: DesiredDaemon,
-        running: &[Pid],
+        running: DaemonProcesses,
         last_answer: &mut Option<DaemonAnswer>,
         logged: &mut LoggedState,
     ) -> Result<DaemonProbe> {
+        let (folder, is_gone) = (self.folder.clone(), running.is_empty());
         if desired == DesiredDaemon::Run
-            && let Some(answer) = self.ask(running, logged).await?
+            && let Some(at) = self.ask(logged).await?
         {
             logged.answers(&self.folder);
-            *last_answer = Some(answer);
+            *last_answer = Some(DaemonAnswer { at, running });
             return Ok(DaemonProbe::Answers);
         }
-        let (folder, is_gone) = (self.folder.clone(), running.is_empty());
         let answered = blocking(move || {
             let answered = folder.answered().exists();
             // The answer of a daemon that is gone, or that takes no new clients, must not count as fresh.
@@ -162,8 +161,8 @@ impl DaemonRunner {
         })
     }
 
-    /// Asks the daemon with these processes; none without an answer. Each question adds lines to the logs.
-    async fn ask(&self, processes: &[Pid], logged: &mut LoggedState) -> Result<Option<DaemonAnswer>> {
+    /// Asks the daemon; returns the time of the answer, none without one. Each question adds lines to the logs.
+    async fn ask(&self, logged: &mut LoggedState) -> Result<Option<Instant>> {
         if let Err(error) = self.control.probe(&self.folder).await {
             logged.silent(&self.folder, &error.to_string());
             return Ok(None);
@@ -175,8 +174,7 @@ impl DaemonRunner {
         })
         .await
         .with_context(|| format!("record the answer of the daemon in {}", self.folder.path().display()))?;
-        let processes = processes.to_vec();
-        Ok(Some(DaemonAnswer { at, processes }))
+        Ok(Some(at))
     }
 
     async fn carry_out(&self, action: DaemonAction, daemon: &mut DaemonState, logged: &mut LoggedState) -> Result<()> {
@@ -260,7 +258,14 @@ impl DaemonRunner {
 struct DaemonAnswer {
     at: Instant,
     /// Processes of the daemon at that time.
-    processes: Vec<Pid>,
+    running: DaemonProcesses,
+}
+
+impl DaemonAnswer {
+    /// Returns true while the daemon runs and need not be asked again.
+    fn is_fresh(&self) -> bool {
+        self.at.elapsed() < ASK_INTERVAL && !self.running.is_empty() && self.running.all_run()
+    }
 }
 
 /// Last logged state, so that only changes are logged.
@@ -305,14 +310,6 @@ impl LoggedState {
         }
         self.problem = problem;
     }
-}
-
-/// Returns the processes of a device's daemon; blocks. As long as the `known` ones run, no other is read.
-fn running_processes(folder: &DeviceFolder, known: Vec<Pid>) -> io::Result<Vec<Pid>> {
-    if !known.is_empty() && processes::all_run(&known, folder)? {
-        return Ok(known);
-    }
-    processes::of_daemon(folder)
 }
 
 /// Records the time of an answer, for agents; blocks. No sync: after a power cut there is no daemon.

@@ -7,6 +7,7 @@
 
 use super::device_folder::DeviceFolder;
 use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
     io,
     process::{
         Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, WaitOptions, pidfd_open, pidfd_send_signal, waitid, waitpid,
@@ -15,7 +16,7 @@ use rustix::{
 use std::{
     collections::BTreeSet,
     fs,
-    os::unix::ffi::OsStrExt as _,
+    os::{fd::OwnedFd, unix::ffi::OsStrExt as _},
     path::Path,
     sync::{Mutex, MutexGuard, PoisonError},
 };
@@ -39,10 +40,32 @@ pub fn of_daemon(folder: &DeviceFolder) -> std::io::Result<Vec<Pid>> {
     Ok(found)
 }
 
-/// Returns true if all these processes of a device's daemon still run; blocks. Costs little: it reads no other process.
-pub fn all_run(pids: &[Pid], folder: &DeviceFolder) -> std::io::Result<bool> {
-    let own = cgroup("self")?;
-    Ok(pids.iter().all(|pid| is_of_daemon(*pid, folder, &own)))
+/// The processes of a device's daemon, with handles that tell of their end at the cost of one system call.
+#[derive(Debug, Default)]
+pub struct DaemonProcesses(Vec<OwnedFd>);
+
+impl DaemonProcesses {
+    /// Finds them; blocks, as it reads every process of the host.
+    pub fn find(folder: &DeviceFolder) -> std::io::Result<Self> {
+        let own = cgroup("self")?;
+        let open = |pid: Pid| {
+            let handle = pidfd_open(pid, PidfdFlags::empty()).ok()?;
+            // Another process may have got the PID since the listing.
+            is_of_daemon(pid, folder, &own).then_some(handle)
+        };
+        Ok(Self(of_daemon(folder)?.into_iter().filter_map(open).collect()))
+    }
+
+    /// Returns true if there are none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Returns true if all of them still run. One that has ended and is not reaped does not.
+    pub fn all_run(&self) -> bool {
+        let mut handles: Vec<_> = self.0.iter().map(|handle| PollFd::new(handle, PollFlags::IN)).collect();
+        poll(&mut handles, Some(&Timespec::default())) == Ok(0)
+    }
 }
 
 /// Returns whether a process belongs to the device's daemon. A zombie has no environment and does not count. Reads the
@@ -155,13 +178,14 @@ mod tests {
         let (mut first, mut second) = (start(&one), start(&two));
         let pid = |child: &std::process::Child| Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap();
         assert_eq!(of_daemon(&one).unwrap(), [pid(&first)]);
-        assert!(all_run(&[pid(&first)], &one).unwrap());
-        assert!(!all_run(&[pid(&first), pid(&second)], &one).unwrap());
+        let found = DaemonProcesses::find(&one).unwrap();
+        assert!(!found.is_empty() && found.all_run());
         kill(&one).unwrap();
         // A test beside this one may have reaped it already, as the supervisor reaps every child of its process.
         assert!(first.wait().map_or(true, |status| !status.success()));
         assert!(of_daemon(&one).unwrap().is_empty());
-        assert!(!all_run(&[pid(&first)], &one).unwrap());
+        assert!(!found.all_run());
+        assert!(DaemonProcesses::find(&one).unwrap().is_empty());
         assert_eq!(of_daemon(&two).unwrap(), [pid(&second)]);
         second.kill().unwrap();
         _ = second.wait();
