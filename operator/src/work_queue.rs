@@ -229,7 +229,8 @@ mod tests {
             assert_eq!(queue.next().await, "a");
             let before = Instant::now();
             queue.done("a", WorkResult::Failed);
-            advance(Duration::from_millis(least * 1000 - 1)).await;
+            // The timeout of `idle` is rounded up to a millisecond.
+            advance(Duration::from_millis(least * 1000 - 2)).await;
             assert!(idle(&queue).await, "{least}");
             queue.next().await;
             let (waited, least) = (before.elapsed(), Duration::from_secs(least));
