@@ -7,7 +7,7 @@ use super::{
     device_folder::DeviceFolder,
     folders,
     holders::HolderQuery,
-    processes::{self, DaemonProcesses},
+    processes::DaemonProcesses,
 };
 use crate::{
     driver::hardware_probe::module,
@@ -202,7 +202,7 @@ impl DaemonRunner {
                     self.ensure_free().await?;
                 }
                 logged.kills(&self.folder);
-                blocking(move || processes::kill(&folder))
+                blocking(move || DaemonProcesses::find(&folder)?.kill())
                     .await
                     .with_context(|| format!("kill the daemon of {device}"))
             }

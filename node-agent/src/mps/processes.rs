@@ -26,14 +26,14 @@ use tracing::warn;
 pub const MARK: &str = "GPUNODE_MPS_DAEMON";
 
 /// Lists the processes of a device's daemon; blocks, as it reads every process of the host.
-pub fn of_daemon(folder: &DeviceFolder) -> std::io::Result<Vec<Pid>> {
-    let (own, mut found) = (cgroup("self")?, Vec::new());
+fn of_daemon(folder: &DeviceFolder, own_cgroup: &str) -> std::io::Result<Vec<Pid>> {
+    let mut found = Vec::new();
     for entry in fs::read_dir("/proc")? {
         let name = entry?.file_name();
         let Some(pid) = name.to_str().and_then(|name| name.parse().ok()).and_then(Pid::from_raw) else {
             continue;
         };
-        if is_of_daemon(pid, folder, &own) {
+        if is_of_daemon(pid, folder, own_cgroup) {
             found.push(pid);
         }
     }
@@ -48,12 +48,16 @@ impl DaemonProcesses {
     /// Finds them; blocks, as it reads every process of the host.
     pub fn find(folder: &DeviceFolder) -> std::io::Result<Self> {
         let own = cgroup("self")?;
-        let open = |pid: Pid| {
-            let handle = pidfd_open(pid, PidfdFlags::empty()).ok()?;
-            // Another process may have got the PID since the listing.
-            is_of_daemon(pid, folder, &own).then_some(handle)
-        };
-        Ok(Self(of_daemon(folder)?.into_iter().filter_map(open).collect()))
+        let mut found = Vec::new();
+        for pid in of_daemon(folder, &own)? {
+            match pidfd_open(pid, PidfdFlags::empty()) {
+                Ok(handle) if is_of_daemon(pid, folder, &own) => found.push(handle),
+                // Another process may have got the PID since the listing.
+                Ok(_) | Err(io::Errno::SRCH) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(Self(found))
     }
 
     /// Returns true if there are none.
@@ -65,6 +69,17 @@ impl DaemonProcesses {
     pub fn all_run(&self) -> bool {
         let mut handles: Vec<_> = self.0.iter().map(|handle| PollFd::new(handle, PollFlags::IN)).collect();
         poll(&mut handles, Some(&Timespec::default())) == Ok(0)
+    }
+
+    /// Kills them.
+    pub fn kill(&self) -> std::io::Result<()> {
+        for handle in &self.0 {
+            match pidfd_send_signal(handle, Signal::KILL) {
+                Ok(()) | Err(io::Errno::SRCH) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
     }
 }
 
@@ -84,26 +99,6 @@ fn is_of_daemon(pid: Pid, folder: &DeviceFolder, own_cgroup: &str) -> bool {
 /// namespace.
 fn cgroup(pid: &str) -> std::io::Result<String> {
     fs::read_to_string(format!("/proc/{pid}/cgroup"))
-}
-
-/// Kills the daemon of a device and its servers; blocks.
-pub fn kill(folder: &DeviceFolder) -> std::io::Result<()> {
-    let own = cgroup("self")?;
-    for pid in of_daemon(folder)? {
-        let killed = pidfd_open(pid, PidfdFlags::empty()).and_then(|process| {
-            // Another process may have got the PID since the listing.
-            if is_of_daemon(pid, folder, &own) {
-                pidfd_send_signal(process, Signal::KILL)
-            } else {
-                Ok(())
-            }
-        });
-        match killed {
-            Ok(()) | Err(io::Errno::SRCH) => {}
-            Err(error) => return Err(error.into()),
-        }
-    }
-    Ok(())
 }
 
 /// Child processes that other code awaits.
@@ -168,6 +163,7 @@ mod tests {
     fn a_marked_process_is_found_and_killed_and_no_other() {
         let root = tempfile::tempdir().unwrap();
         let [one, two] = ["GPU-1", "GPU-2"].map(|uuid| DeviceFolder::of(root.path(), uuid).unwrap());
+        let listed = |folder: &DeviceFolder| of_daemon(folder, &cgroup("self").unwrap()).unwrap();
         let start = |folder: &DeviceFolder| {
             Command::new("sleep")
                 .arg("60")
@@ -177,16 +173,16 @@ mod tests {
         };
         let (mut first, mut second) = (start(&one), start(&two));
         let pid = |child: &std::process::Child| Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap();
-        assert_eq!(of_daemon(&one).unwrap(), [pid(&first)]);
+        assert_eq!(listed(&one), [pid(&first)]);
         let found = DaemonProcesses::find(&one).unwrap();
         assert!(!found.is_empty() && found.all_run());
-        kill(&one).unwrap();
+        found.kill().unwrap();
         // A test beside this one may have reaped it already, as the supervisor reaps every child of its process.
         assert!(first.wait().map_or(true, |status| !status.success()));
-        assert!(of_daemon(&one).unwrap().is_empty());
+        assert!(listed(&one).is_empty());
         assert!(!found.all_run());
         assert!(DaemonProcesses::find(&one).unwrap().is_empty());
-        assert_eq!(of_daemon(&two).unwrap(), [pid(&second)]);
+        assert_eq!(listed(&two), [pid(&second)]);
         second.kill().unwrap();
         _ = second.wait();
     }
