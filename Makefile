@@ -41,6 +41,7 @@ kubernetes: packages
 programs: ## build the programs; the kubectl plugin goes into target/cluster/bin
 	@echo "building gpunode (release)"
 	@cargo build --release --locked -p gpunode-agent -p gpunode-operator -p kubectl-gpunode -p gpunode-fake-nvml -p gpunode-cluster
+	@node-agent/hook/build.sh "$(CURDIR)/$(TARGET)" --release
 	@tests/mps-control/build.sh
 	@install -D -m 755 $(TARGET)/release/kubectl-gpunode $(TARGET)/cluster/bin/kubectl-gpunode
 

@@ -1,9 +1,10 @@
-//! Compiles the kubelet's APIs, device plugins and PodResources, and says how the agent is linked.
+//! Compiles the kubelet's APIs, device plugins and PodResources, and the CRI, and says how the agent is linked.
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     // protox does not tell cargo what to watch.
     println!("cargo::rerun-if-changed=proto");
-    let descriptors = protox::compile(["v1beta1/api.proto", "podresources/v1/api.proto"], ["proto"])?;
+    let files = ["v1beta1/api.proto", "podresources/v1/api.proto", "cri/v1/api.proto"];
+    let descriptors = protox::compile(files, ["proto"])?;
     tonic_prost_build::configure()
         .emit_rerun_if_changed(false)
         .compile_fds(descriptors)?;

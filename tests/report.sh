@@ -52,7 +52,8 @@ needed() { # TITLE COMMAND...
 # would compile some crates once more for another set of features. The report keeps what cargo prints.
 build_tests() { # ARGUMENT of cargo...
   cargo test --workspace --locked --no-run "$@" > "$report/built.json"
-  cargo build --workspace --locked --lib --bin gpunode-agent --test node
+  cargo build --workspace --locked --lib --bin gpunode-agent --bin gpunode-hook --test node
+  node-agent/hook/build.sh "$PWD/target/hook"
 }
 export GPUNODE_BUILT=$PWD/target/debug
 

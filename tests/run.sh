@@ -23,8 +23,8 @@ needed "build of the tests" build_tests --message-format=json-render-diagnostics
 clusters="e2e e2e-agents e2e-removal"
 # Modules of tests/e2e/tests/cluster by their cluster; those that are not named here run on the first. Each takes as long as the
 # others, so that nobody waits for the last.
-on_agents="contention:: evicted:: health:: kills:: memory:: mps:: policy_hand_over:: rejected:: release:: startup_taint:: switching:: unhealthy_taint::"
-on_removal="staying_up::"
+on_agents="contention:: evicted:: health:: inside_containers:: kills:: memory:: mps:: policy_hand_over:: rejected:: release:: startup_taint:: switching:: unhealthy_taint::"
+on_removal="dra:: staying_up::"
 
 on_cluster() { # TARGET [FILTER...]
   program "$1" --ignored --test-threads=1 "${@:2}"
@@ -53,17 +53,23 @@ e2e_agents() {
 e2e_removal() {
   # First, because it waits for the kubelet's five minutes too.
   stage "removal and uninstallation" on_cluster uninstall
-  # shellcheck disable=SC2086 # several filters
-  stage "agents that are replaced" on_cluster cluster $on_removal
+  # Begun first and awaited last: the operator waits for two minutes.
+  stage "a DRA driver: its GPUs" on_cluster cluster dra::gpus_of_a_dra_driver
+  stage "agents that are replaced" on_cluster cluster staying_up::
+  stage "a DRA driver that goes" on_cluster cluster dra::gpus_without_a_dra_driver
 }
 without_cluster() {
   stage "clusters that come and go" program lifecycle --ignored --test-threads=1
   stage "NVML for other programs" program nvml --ignored --test-threads=1
   stage "demo" tests/e2e/demo.sh
+  stage "CDI: library of container runtimes" program reference_library --ignored
+  stage "CDI: NVIDIA's container runtime" program nvidia_toolkit --ignored
   stage "GitOps tools: phases" program phases --ignored
   stage "GitOps tools: samples" program samples --ignored
   # With the features of the whole workspace, as everything is built: cargo compiles nothing again.
   stage "what needs no root" cargo test --workspace --locked --no-fail-fast -- --test-threads=4
+  stage "hooks as root: mounts" program gpunode-hook --ignored
+  stage "hooks as root: the loader" program hook --ignored --skip measure
   stage "the agent's process as root" program node --ignored --skip measure --test-threads=4
 }
 

@@ -3,12 +3,31 @@
 //! Methods return the defaults; they are never written into a value, so that a GitOps tool reads back exactly what a user
 //! applied (`docs/adr/0001-api.md`).
 
-use crate::{Allocation, DeviceSelector, HealthRules, MigConfig, MigStrategy, Sharing, SharingStrategy};
+use crate::{
+    Allocation, DeviceIdStrategy, DeviceListStrategy, DeviceSelector, HealthRules, MigConfig, MigStrategy, Sharing,
+    SharingStrategy,
+};
 use kube::KubeSchema;
 use serde::{Deserialize, Serialize};
 
 /// Name of the resource when the configuration names none, as in NVIDIA's device plugin.
 const DEFAULT_RESOURCE: &str = "nvidia.com/gpu";
+
+/// Prefix of annotations by which runtimes find CDI devices (`AnnotationPrefix` in the Go package
+/// `tags.cncf.io/container-device-interface/pkg/cdi`), and the default of NVIDIA's device plugin.
+const CDI_ANNOTATION_PREFIX: &str = "cdi.k8s.io/";
+
+/// Number of strategies.
+pub(crate) const MAX_STRATEGIES: usize = 4;
+/// Longest annotation prefix: the domain has at most 253 characters, then comes the slash.
+pub(crate) const MAX_PREFIX: usize = 254;
+
+/// Refusal of `VolumeMounts` beside a CDI strategy.
+pub(crate) const MOUNTS_BESIDE_CDI: &str = "VolumeMounts beside CdiCri or CdiAnnotations injects devices twice: \
+    NVIDIA's runtime reads the mounts before the variable by which a CDI device switches it off; remove one of them";
+/// Refusal of ids by index.
+pub(crate) const IDS_BY_INDEX: &str = "Index can give a container another GPU than the kubelet allocated: \
+    indices shift when a GPU is lost or replaced; use Uuid";
 
 /// Suffix that `sharing.renameByDefault` appends to a resource's name, as in NVIDIA's device plugin.
 const SHARED_SUFFIX: &str = ".shared";
@@ -22,6 +41,10 @@ const SHARED_SUFFIX: &str = ".shared";
     .message("resources that select MIG devices require mig.strategy Single or Mixed").field_path(".mig"))]
 #[x_kube(validation = Rule::new("!has(self.resources) || !self.resources.exists(r, has(r.sharing) && has(r.sharing.renameByDefault) && r.sharing.renameByDefault && self.resources.exists(o, o.name == r.name + '.shared'))")
     .message("sharing.renameByDefault gives this resource the name of another entry; resource names must be unique").field_path(".resources"))]
+#[x_kube(validation = Rule::new("!has(self.deviceListStrategy) || !self.deviceListStrategy.exists(s, s == 'VolumeMounts') || !self.deviceListStrategy.exists(s, s == 'CdiCri' || s == 'CdiAnnotations')")
+    .message(MOUNTS_BESIDE_CDI).field_path(".deviceListStrategy"))]
+#[x_kube(validation = Rule::new("!has(self.deviceIdStrategy) || self.deviceIdStrategy != 'Index'")
+    .message(IDS_BY_INDEX).field_path(".deviceIdStrategy"))]
 pub struct AgentConfig {
     /// Resources that the device plugin advertises. Order matters: a GPU belongs to the first entry that selects it. If
     /// unset, every GPU is advertised as one `nvidia.com/gpu`.
@@ -33,6 +56,43 @@ pub struct AgentConfig {
     /// Use of existing MIG devices. If unset, the strategy is `None`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mig: Option<MigConfig>,
+
+    /// Ways in which a container gets its devices. `CdiCri` and `CdiAnnotations` name devices of gpunode's CDI file, in the
+    /// field of the container runtime interface and in an annotation. `Envvar` sets `NVIDIA_VISIBLE_DEVICES`.
+    /// `VolumeMounts` mounts `/dev/null` under the names of the devices, and excludes both CDI strategies. With several,
+    /// a device that the CDI file does not describe is handed over by the others. Default: CdiCri and Envvar.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = MAX_STRATEGIES))]
+    pub device_list_strategy: Vec<DeviceListStrategy>,
+
+    /// Form in which containers are told their devices. `Index` is refused: indices shift when a GPU is lost or replaced.
+    /// Default: Uuid.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device_id_strategy: Option<DeviceIdStrategy>,
+
+    /// Prefix of the annotation that `CdiAnnotations` sets, with the slash at its end. Default: `cdi.k8s.io/`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = MAX_PREFIX))]
+    #[x_kube(validation = Rule::new("self.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*/$')")
+        .message("cdiAnnotationPrefix must be a domain in lower case with a slash at its end, such as cdi.k8s.io/"))]
+    pub cdi_annotation_prefix: Option<String>,
+
+    /// Gives containers GPUDirect Storage: its devices by CDI, and `NVIDIA_GDS=enabled`. Default: false.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gds: Option<bool>,
+
+    /// Gives containers the devices of RDMA network cards: by CDI, and `NVIDIA_MOFED=enabled`. Default: false.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mofed: Option<bool>,
+
+    /// Gives containers the device of GDRCopy: by CDI, and `NVIDIA_GDRCOPY=enabled`. Default: false.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gdrcopy: Option<bool>,
+
+    /// IMEX channels that containers get where the node has them: `[0]` or none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 1), inner(range(min = 0, max = 0)))]
+    pub imex_channels: Vec<i32>,
 
     /// Adds device nodes (`/dev/nvidia0`, `/dev/nvidiactl`, ...) to each allocation. Set it for containers that run
     /// without NVIDIA's container runtime, or with the kubelet's CPU manager. Default: false.
@@ -93,6 +153,48 @@ impl AgentConfig {
         } else {
             self.resources.clone()
         }
+    }
+
+    /// Returns the strategies in force.
+    pub fn effective_device_list_strategy(&self) -> Vec<DeviceListStrategy> {
+        if self.device_list_strategy.is_empty() {
+            vec![DeviceListStrategy::CdiCri, DeviceListStrategy::Envvar]
+        } else {
+            self.device_list_strategy.clone()
+        }
+    }
+
+    /// Returns true if a strategy needs the CDI file.
+    pub fn uses_cdi(&self) -> bool {
+        self.effective_device_list_strategy()
+            .into_iter()
+            .any(DeviceListStrategy::is_cdi)
+    }
+
+    /// Returns the prefix of the annotation that names CDI devices.
+    pub fn cdi_annotation_prefix(&self) -> &str {
+        self.cdi_annotation_prefix.as_deref().unwrap_or(CDI_ANNOTATION_PREFIX)
+    }
+
+    /// Returns true if containers get GPUDirect Storage.
+    pub fn gds(&self) -> bool {
+        self.gds.unwrap_or(false)
+    }
+
+    /// Returns true if containers get the devices of RDMA network cards.
+    pub fn mofed(&self) -> bool {
+        self.mofed.unwrap_or(false)
+    }
+
+    /// Returns true if containers get `GDRCopy`.
+    pub fn gdrcopy(&self) -> bool {
+        self.gdrcopy.unwrap_or(false)
+    }
+
+    /// Returns the IMEX channels that containers get.
+    pub fn imex_channels(&self) -> Vec<u32> {
+        let channels = self.imex_channels.iter();
+        channels.filter_map(|channel| u32::try_from(*channel).ok()).collect()
     }
 
     /// Returns true if each allocation names its device nodes.

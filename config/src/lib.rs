@@ -2,11 +2,12 @@
 //!
 //! The same type is `spec.devicePlugin` of a `GpuNodePolicy`, the document in `GpuNode.spec` and the file that
 //! `gpunode-agent run --config FILE` takes. This crate holds the type, its strict parser, its defaults and its
-//! validation. It does no IO.
+//! validation, and the paths on a node that flags name. It does no IO.
 //!
 //! | module | what it does |
 //! |---|---|
 //! | `agent_config` | the configuration and its resources |
+//! | `device_list` | ways in which containers get their devices |
 //! | `device_selector` | selection of GPUs and MIG devices, MIG strategy |
 //! | `allocation` | policies that choose a container's GPUs |
 //! | `sharing` | time slicing, memory units and MPS |
@@ -16,13 +17,16 @@
 //! | `load` | strict parsing of YAML |
 //! | `fields` | the fields that a version knows, and those that a document has |
 //! | `document` | the configuration as text, with its hash |
+//! | `host_path` | paths on a node, as flags name them |
 
 mod agent_config;
 mod allocation;
+mod device_list;
 mod device_selector;
 mod document;
 mod fields;
 mod health;
+mod host_path;
 mod load;
 mod memory;
 mod sharing;
@@ -30,10 +34,12 @@ mod validate;
 
 pub use agent_config::{AgentConfig, ResourceConfig};
 pub use allocation::Allocation;
+pub use device_list::{DeviceIdStrategy, DeviceListStrategy};
 pub use device_selector::{Architecture, DeviceKind, DeviceSelector, MigConfig, MigStrategy};
 pub use document::{CONFIG_VERSION, ConfigDocument};
 pub use fields::{fields_of, known_fields};
 pub use health::{HealthRules, IgnorableFault, Recovery};
+pub use host_path::{DriverRootList, HostPath, HostPathError};
 pub use load::{LoadError, MAX_DOCUMENT_BYTES, load, nearest_name, unknown_field_message};
 pub use memory::{MEMORY_RULE, MemoryMiB};
 pub use sharing::{DeviceReplicas, Placement, Sharing, SharingStrategy};

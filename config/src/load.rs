@@ -191,7 +191,7 @@ mod tests {
         );
         assert_eq!(
             message("colour: red\n"),
-            "read configuration: colour: unknown field; known fields are failOnInitError, health, mig, passDeviceSpecs, resources"
+            "read configuration: colour: unknown field; known fields are cdiAnnotationPrefix, deviceIdStrategy, deviceListStrategy, failOnInitError, gdrcopy, gds, health, imexChannels, mig, mofed, passDeviceSpecs, resources"
         );
     }
 

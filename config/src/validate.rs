@@ -5,10 +5,12 @@
 //! | `problem` | a field that is wrong, and what to do about it |
 //! | `name_syntax` | the syntax of names in Kubernetes |
 //! | `resource_name` | the kubelet's rule for names of extended resources |
+//! | `device_list` | ways in which containers get their devices |
 //! | `devices` | bounds and formats of a device selector |
 //! | `sharing` | fields of sharing by strategy, and their bounds |
 //! | `health` | lists of faults and XIDs |
 
+mod device_list;
 mod devices;
 mod health;
 mod name_syntax;
@@ -26,6 +28,7 @@ impl AgentConfig {
     /// Returns every problem of this configuration; empty if it is valid.
     pub fn validate(&self) -> Vec<FieldProblem> {
         let mut problems = Vec::new();
+        device_list::validate(self, &mut problems);
         if let Some(health) = &self.health {
             health::validate("health", health, &mut problems);
         }

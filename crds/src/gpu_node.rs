@@ -5,7 +5,7 @@
 
 use crate::{
     Configuration, ConfigurationStep, GpuDevice, Holder, MAX_DEVICES, MpsDaemon, RejectedConfiguration, ResourceStatus,
-    Vgpu, WaitingDevice,
+    RuntimeStatus, Vgpu, WaitingDevice,
 };
 use gpunode_config::MigStrategy;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
@@ -79,6 +79,12 @@ pub struct GpuNodeSpec {
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub release: bool,
 
+    /// Tells the agents of the node to leave its GPUs to NVIDIA's DRA driver: containers keep what they hold, and no container
+    /// gets another device. Set while a ResourceSlice of driver `gpu.nvidia.com` belongs to the node, and for two minutes
+    /// after (`docs/staying-up.md`).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub served_by_dra: bool,
+
     /// Faults that began before this time are over; an XID that the driver reports again begins anew. Set from the
     /// annotation `gpunode.dev/recovered` of the node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -127,6 +133,10 @@ pub struct GpuNodeStatus {
     /// Host driver, if the GPUs are virtual.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vgpu: Option<Vgpu>,
+
+    /// Container runtime of the node, as the agent read it last.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub runtime: Option<RuntimeStatus>,
 
     /// MIG strategy in force; absent if MIG devices are not advertised.
     #[serde(

@@ -42,6 +42,10 @@ pub const NOT_READY_TAINT: &str = "gpunode.dev/not-ready";
 /// Prefix of the startup taints that the cluster autoscaler knows: the only Kubernetes keys that a policy may write.
 pub const AUTOSCALER_STARTUP_PREFIX: &str = "startup-taint.cluster-autoscaler.kubernetes.io/";
 
+/// NVIDIA's DRA driver of GPUs: `DriverName` in `cmd/gpu-kubelet-plugin/main.go` of kubernetes-sigs/dra-driver-nvidia-gpu. Its
+/// driver of compute domains has another name and gives out no GPUs.
+pub const DRA_DRIVER: &str = "gpu.nvidia.com";
+
 /// Field manager of the operator's writes.
 pub const OPERATOR_FIELD_MANAGER: &str = "gpunode-operator";
 

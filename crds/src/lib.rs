@@ -16,6 +16,7 @@
 //! | `gpu_device` | GPUs, MIG devices and links in the status of a node |
 //! | `health` | health of a device |
 //! | `resources` | advertised resources, holders and waiting devices |
+//! | `runtime_status` | the container runtime, CDI and SELinux of a node |
 //! | `reason` | types and reasons of conditions |
 //! | `untimed_condition` | a condition before its transition time is known |
 //! | `newer_value` | values of enums that a newer agent writes |
@@ -23,6 +24,7 @@
 //! | `conditions` | schemas of times and conditions |
 //! | `label_map` | schemas of label maps |
 //! | `name_list` | lists of names in messages |
+//! | `line_break` | lines of a limited width |
 //! | `manifest` | the CRDs as YAML |
 
 mod conditions;
@@ -32,6 +34,7 @@ mod gpu_node;
 mod health;
 mod keys;
 mod label_map;
+mod line_break;
 mod manifest;
 mod name_list;
 mod newer_value;
@@ -40,6 +43,7 @@ mod policy_status;
 mod reason;
 mod resources;
 mod rollout;
+mod runtime_status;
 mod selector;
 mod taint;
 mod untimed_condition;
@@ -52,22 +56,27 @@ pub use gpu_node::{Agent, AgentMode, GpuNode, GpuNodeSpec, GpuNodeStatus, MAX_HO
 pub use gpunode_config::{Architecture, MigStrategy, SharingStrategy};
 pub use health::{DeviceHealth, FaultGrade, FaultReason, HealthState};
 pub use keys::{
-    AGENT_FIELD_MANAGER, AUTOSCALER_STARTUP_PREFIX, GOVERNED_LABEL, GROUP, IGNORE_LABEL, MAX_LABEL_VALUE, MPS_LABEL,
-    NOT_READY_TAINT, OPERATOR_FIELD_MANAGER, OWNED_ANNOTATION, POLICY_LABEL_PREFIX, PRODUCT_COUNT_PREFIX,
+    AGENT_FIELD_MANAGER, AUTOSCALER_STARTUP_PREFIX, DRA_DRIVER, GOVERNED_LABEL, GROUP, IGNORE_LABEL, MAX_LABEL_VALUE,
+    MPS_LABEL, NOT_READY_TAINT, OPERATOR_FIELD_MANAGER, OWNED_ANNOTATION, POLICY_LABEL_PREFIX, PRODUCT_COUNT_PREFIX,
     RECOVERED_ANNOTATION, RELEASE_LABEL, UNHEALTHY_TAINT, is_gpunode_key, is_kubernetes_key, policy_label,
 };
+pub use line_break::wrapped;
 pub use manifest::{Manifest, ManifestError, manifests};
 pub use name_list::{named, plural};
 pub use policy::{GpuNodePolicy, GpuNodePolicySpec, OnConflict, PolicyMode};
 pub use policy_status::{
     GpuNodePolicyStatus, MAX_FAILURES, MAX_PREVIEW, MAX_WAITING, NodeCounts, NodeFailure, NodePreview, NodeWaiting,
 };
-pub use reason::{ConditionType, Reason};
+pub use reason::{ConditionType, EVERY_GPU_ANSWERS, Reason, SERVED_BY_DRA};
 pub use resources::{
     AdvertisedDevice, Holder, MAX_DEVICES, MAX_WAITING_MESSAGE, MAX_WAITING_PODS, MpsDaemon, MpsDaemonState,
     ResourceStatus, WaitingDevice,
 };
 pub use rollout::RolloutPace;
+pub use runtime_status::{
+    CdiMode, MAX_CDI_SPEC_DIRS, MAX_RUNTIME_HANDLERS, MAX_RUNTIME_NAME, MAX_RUNTIME_PATH, MAX_RUNTIME_PROBLEM,
+    RuntimeStatus, SelinuxMode,
+};
 pub use selector::{GpuSelector, NodeSelector, NodeSelectorRequirement, SelectorOperator};
 pub use taint::{PolicyTaint, PreviewTaint, StartupTaint, TaintEffect, UnhealthyTaint};
 pub use untimed_condition::UntimedCondition;

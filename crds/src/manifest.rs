@@ -168,6 +168,7 @@ mod tests {
             }],
             "resources": [{"name": "r", "capacity": 4, "allocatable": 4, "registered": true, "sharing": "Newer"}],
             "mpsDaemons": [{"device": "GPU-0", "state": "Newer"}],
+            "runtime": {"name": "newer", "cdi": "Newer", "selinux": "Newer"},
         });
         let read: crate::GpuNodeStatus = serde_json::from_value(status.clone()).expect("a status");
         assert_eq!(read.gpus[0].uuid, "GPU-0");
@@ -185,6 +186,11 @@ mod tests {
         let evicts = [health.grade, None].map(|grade| unhealthy(grade).is_broken());
         assert_eq!(evicts, [false, true], "an older agent reports no grade");
         assert_eq!(read.resources[0].allocatable, 4);
+        let runtime = read.runtime.as_ref().expect("a runtime");
+        assert_eq!(
+            (runtime.name.as_deref(), runtime.cdi, runtime.selinux),
+            (Some("newer"), None, None)
+        );
         // A value that is no text is an error as before.
         status["gpus"][0]["mode"] = serde_json::json!(1);
         assert!(serde_json::from_value::<crate::GpuNodeStatus>(status).is_err());

@@ -3,6 +3,13 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use strum::IntoStaticStr;
 
+/// Message of [`Reason::ServedByAnother`] where NVIDIA's DRA driver serves the GPUs of a node.
+pub const SERVED_BY_DRA: &str = "NVIDIA's DRA driver gpu.nvidia.com serves the GPUs of this node: containers keep the devices that \
+     they hold, and gpunode gives out no other one; remove that driver from the node, or take the node out of the policy";
+
+/// Message of [`Reason::DriverAnswers`] where every GPU answers.
+pub const EVERY_GPU_ANSWERS: &str = "the driver answers";
+
 /// Types of the conditions in `GpuNodePolicy.status` and `GpuNode.status`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, IntoStaticStr)]
 pub enum ConditionType {
@@ -14,7 +21,7 @@ pub enum ConditionType {
     Stalled,
     /// Somebody else owns a key of the policy.
     Conflict,
-    /// At least one matched node is faulty.
+    /// At least one matched node is faulty, or gives pods no GPU.
     Degraded,
     /// Devices wait for pods to end before their sharing changes, or the change has not reached every node. False means that
     /// the change is done. It does not affect `Ready` and `Reconciling`: a long job must not hold up a pipeline.
@@ -24,7 +31,7 @@ pub enum ConditionType {
     /// GpuNode: every resource is registered with the kubelet.
     Registered,
     /// GpuNode: another device plugin of the node serves a resource of the policy, so that gpunode does not register
-    /// it. Absent otherwise.
+    /// it; or NVIDIA's DRA driver serves its GPUs. Absent otherwise.
     ResourceServedByAnother,
     /// GpuNode: every device that a resource selects can be advertised.
     DevicesOffered,
@@ -87,6 +94,8 @@ pub enum Reason {
     NodesFailed,
     /// Every matched node is healthy.
     NodesHealthy,
+    /// Pods on some nodes would get no GPU, because of the settings of the container runtime.
+    PodsGetNoGpu,
     /// Somebody else owns a key with another value.
     KeyOwnedByAnother,
     /// Another program owns labels with facts about GPUs.
@@ -113,7 +122,7 @@ pub enum Reason {
     Registered,
     /// The kubelet has not accepted every resource yet.
     Registering,
-    /// Another device plugin of the node serves a resource.
+    /// Another device plugin of the node serves a resource, or NVIDIA's DRA driver serves the GPUs.
     ServedByAnother,
     /// The driver answers.
     DriverAnswers,
@@ -141,6 +150,8 @@ pub enum Reason {
     MpsDaemonNotAnswering,
     /// A device has less memory than one unit.
     MemoryBelowUnit,
+    /// `deviceListStrategy` has only CDI, and the CDI file does not describe a device.
+    CdiNotDescribed,
     /// The kubelet does not report which pod holds which device.
     HoldersUnknown,
     /// A node did not put its new configuration in force in time.

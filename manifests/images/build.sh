@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Writes the two images of gpunode as OCI archives, without a registry and without a container engine:
 #   manifests/images/build.sh PROGRAMS OUTPUT
-# PROGRAMS is the folder with the built gpunode-agent and gpunode-operator, OUTPUT gets gpunode-agent.tar and
+# PROGRAMS is the folder with the built gpunode-agent, gpunode-hook and gpunode-operator, OUTPUT gets gpunode-agent.tar and
 # gpunode-operator.tar. Each image is FROM scratch: the program and the shared libraries that it needs, no shell.
 set -euo pipefail
 
@@ -29,6 +29,12 @@ build() { # NAME USER
   while read -r library; do copy_library "$library" "$root"; done \
     < <(ldd "$programs/gpunode-$name" | grep -o '/[^ ]*')
   if [ "$name" = agent ]; then
+    # The agent copies it to hosts, whose C library may be another or none.
+    if ldd "$programs/gpunode-hook" 2> /dev/null | grep '/'; then
+      echo "$programs/gpunode-hook needs shared libraries: build it with node-agent/hook/build.sh" >&2
+      exit 1
+    fi
+    install -D -m 755 "$programs/gpunode-hook" "$root/gpunode-hook"
     for library in "${driver_libraries[@]}"; do
       copy_library "$(ldconfig -p | awk -v l="$library" '$1 == l && /x86-64|AArch64/ {print $NF; exit}')" "$root"
     done
@@ -40,7 +46,8 @@ build() { # NAME USER
   umoci init --layout "$layout"
   umoci new --image "$layout:$version"
   umoci insert --image "$layout:$version" "$root" /
-  umoci config --image "$layout:$version" --config.entrypoint "/gpunode-$name" --config.user "$user"
+  # Memory that one thread gives back is of use to all; glibc would keep some for each.
+  umoci config --image "$layout:$version" --config.entrypoint "/gpunode-$name" --config.user "$user" --config.env MALLOC_ARENA_MAX=1
   umoci gc --layout "$layout"
   # containerd reads the name of an image from this annotation.
   jq --arg image "gpunode.dev/$name:$version" \

@@ -6,10 +6,12 @@
 //! | `state` | state of all devices, pure |
 //! | `served` | detects that another plugin serves a registered resource, pure |
 //! | `advertised` | the device list of one resource |
+//! | `injection` | ways in which containers get their devices, pure |
 //! | `allocation` | environment, mounts and device nodes of a container |
 
 pub mod advertised;
 pub mod allocation;
+pub mod injection;
 pub mod manager;
 pub mod served;
 pub mod state;

@@ -22,6 +22,7 @@ use crate::{
         release::ReleaseRequest,
     },
     cli::NodeArgs,
+    container_runtime::runtime_watch::RuntimeWatch,
     devices::state::DeviceSnapshot,
     discover::{earlier_gpu_node::EarlierGpuNode, leftovers::LeftoverRetirement},
     driver::{hardware::Hardware, hardware_watch::HardwareWatch},
@@ -38,6 +39,7 @@ use crate::{
     },
 };
 use anyhow::{Context as _, Result, bail};
+use gpunode_crds::RuntimeStatus;
 use std::{sync::Arc, time::Duration};
 use tokio::{
     sync::{Notify, watch},
@@ -67,8 +69,15 @@ pub async fn discover(args: NodeArgs) -> Result<()> {
     let probe_now = Arc::new(Notify::new());
     let (hardware_sender, mut hardware) = watch::channel(None);
     let (gpu_node_sender, mut gpu_node) = watch::channel(GpuNodeState::Unknown);
+    let roots = args.host.driver.roots();
+    let (runtime_sender, mut container_runtime) = watch::channel(None);
+    let mut runtime_watch = Some(RuntimeWatch {
+        roots: roots.clone(),
+        hardware: hardware.clone(),
+        runtime: runtime_sender,
+    });
     let hardware_watch = HardwareWatch {
-        roots: args.host.driver.hardware(),
+        roots,
         hardware: hardware_sender,
         probe_now: probe_now.clone(),
         release: ReleaseRequest::new(Some(gpu_node.clone()), &args.host.state_dir),
@@ -103,6 +112,7 @@ pub async fn discover(args: NodeArgs) -> Result<()> {
             _ = hardware.changed() => {}
             _ = gpu_node.changed(), if reporting => {}
             _ = snapshot.changed(), if reporting => {}
+            _ = container_runtime.changed(), if reporting => {}
             _ = found_earlier.changed(), if !reporting => {}
             _ = check_lock.tick(), if reporting => {}
             ended = tasks.join_next() => bail!("a task ended unexpectedly: {ended:?}"),
@@ -122,6 +132,10 @@ pub async fn discover(args: NodeArgs) -> Result<()> {
         }
         if (hardware.has_gpus() || *found_earlier.borrow_and_update()) && !reporting {
             let client = connect().await?;
+            // A node without GPUs has nothing to report about its runtime.
+            if let Some(runtime_watch) = runtime_watch.take() {
+                tasks.spawn(runtime_watch.run());
+            }
             let gpu_node_watch = GpuNodeWatch {
                 client: client.clone(),
                 node_name: args.node_name.clone(),
@@ -144,22 +158,29 @@ pub async fn discover(args: NodeArgs) -> Result<()> {
         let may_report = reporting && !governed && !handover::is_held(&args.host.state_dir);
         // A status without the running daemons would make the operator remove the pod that runs them.
         let snapshot = snapshot.borrow_and_update().clone().filter(|_| may_report);
+        let runtime = container_runtime.borrow_and_update().clone();
         send_if_new(
             &report_sender,
-            snapshot.map(|snapshot| report(&args, &hardware, &snapshot)),
+            snapshot.map(|snapshot| report(&args, &hardware, runtime.as_deref(), &snapshot)),
         );
     }
     info!("stopping");
     Ok(())
 }
 
-fn report(args: &NodeArgs, hardware: &Hardware, snapshot: &DeviceSnapshot) -> StatusReport {
+fn report(
+    args: &NodeArgs,
+    hardware: &Hardware,
+    runtime: Option<&RuntimeStatus>,
+    snapshot: &DeviceSnapshot,
+) -> StatusReport {
     let status = status(
         &args.identity(),
         StatusInputs {
             hardware,
             snapshot,
             health: &NodeHealth::default(),
+            runtime,
             plugin: None,
         },
     );

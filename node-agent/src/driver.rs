@@ -8,13 +8,15 @@
 //! | `nvml` | the only module that calls NVML |
 //! | `calls` | the calls that hold the driver, and the gate that a release closes |
 //! | `driver_events` | receives driver events on a thread |
-//! | `library` | finds the driver's library on the host |
+//! | `library` | finds the driver on the host: its root, library and programs |
+//! | `device_roots` | finds device nodes on the host |
 //! | `pci` | reads NVIDIA's PCI functions in sysfs |
 //! | `platform` | recognises WSL2 and Tegra |
 //! | `machine` | reads the machine's name and whether it is virtual |
 //! | `utilisation` | reads how busy the GPUs are |
 
 pub mod calls;
+pub mod device_roots;
 pub mod driver_events;
 pub mod hardware;
 pub mod hardware_probe;

@@ -6,10 +6,14 @@
 //! | `run` | `gpunode-agent run`: advertises the GPUs of a node to its kubelet |
 //! | `discover` | `gpunode-agent discover`: reports the GPUs of a node that has no policy |
 //! | `inventory` | `gpunode-agent inventory`: prints the GPUs of a node |
+//! | `inspect` | `gpunode-agent inspect`: says if pods of a node would get GPUs, and what to do |
 //! | `mps` | `gpunode-agent mps`: keeps MPS control daemons running |
 //! | `driver` | the hardware and the NVIDIA driver |
+//! | `container_runtime` | the container runtime and its settings |
+//! | `gpu_processes` | reports processes on GPUs that no container accounts for |
 //! | `health` | monitors the devices for faults |
 //! | `configuration` | decides which configuration is in force |
+//! | `cdi` | the CDI file, by which container runtimes give containers their devices |
 //! | `devices` | allocates devices and tracks their holders |
 //! | `plugin` | device plugin servers and their registration |
 //! | `status` | `GpuNode.status` |
@@ -22,13 +26,17 @@
 
 mod admin;
 mod api_server;
+mod cdi;
 mod cli;
 mod configuration;
+mod container_runtime;
 mod devices;
 mod discover;
 mod driver;
+mod gpu_processes;
 mod handover;
 mod health;
+mod inspect;
 mod inventory;
 mod kubelet;
 mod mps;
@@ -52,7 +60,8 @@ fn main() -> ExitCode {
     let result = match cli.command {
         AgentCommand::Discover(args) => wait_for(discover::discover(args)),
         AgentCommand::Run(args) => wait_for(run::run(args)),
-        AgentCommand::Inventory(args) => inventory::print(&args.hardware()),
+        AgentCommand::Inspect(args) => wait_for(inspect::inspect(args)),
+        AgentCommand::Inventory(args) => inventory::print(&args.roots()),
         AgentCommand::Mps(args) => wait_for(mps::supervise(args.settings())),
         AgentCommand::MpsExec(args) => mps::exec(&args).map(|never| match never {}),
     };

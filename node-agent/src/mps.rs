@@ -10,7 +10,7 @@
 //! | `daemon` | decides the next action on one daemon, pure |
 //! | `device` | runs the daemon of one device |
 //! | `control` | runs NVIDIA's control program |
-//! | `exec` | executes the control program in the driver root |
+//! | `exec` | executes the control program in its root |
 //! | `compute_mode` | sets and restores a GPU's compute mode |
 //! | `holders` | asks the kubelet for the holders of a device |
 //! | `processes` | finds, kills and reaps processes of daemons |
@@ -43,6 +43,7 @@ use crate::{
         server::{self, AgentServer, Readiness},
     },
     api_server::release,
+    driver::hardware_probe::DriverRoots,
     kubelet::podresources::PodResources,
     runtime::{
         blocking_thread::BlockingThread,
@@ -60,7 +61,7 @@ use holders::HolderQuery;
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs::{self, File},
-    io,
+    io::{self, Write as _},
     net::SocketAddr,
     path::{Path, PathBuf},
     time::Duration,
@@ -76,16 +77,14 @@ use tracing::{info, warn};
 const INTERVAL: Duration = Duration::from_secs(1);
 /// Timeout of a read; a slower one is awaited again in the next interval.
 const READ_TIMEOUT: Duration = Duration::from_secs(5);
-/// Lock file of the supervisor, beside the folders of the devices.
+/// Lock file of the supervisor, beside the folders of the devices. It contains the UID of the supervisor's pod.
 const LOCK: &str = "lock";
 
 /// Settings of the supervisor.
 #[derive(Debug)]
 pub struct Settings {
-    /// Mount point of the host's root.
-    pub host_root: PathBuf,
-    /// Root of the driver's files, if configured.
-    pub driver_root: Option<PathBuf>,
+    /// Roots of the host and of the driver.
+    pub driver_roots: DriverRoots,
     /// Folder of the assignments.
     pub state_dir: PathBuf,
     /// Folder of the MPS control daemons.
@@ -94,6 +93,8 @@ pub struct Settings {
     pub admin_address: SocketAddr,
     /// The kubelet's PodResources API, which lists the holders.
     pub pod_resources: PodResources,
+    /// UID of this pod; empty without a pod.
+    pub pod_uid: String,
 }
 
 /// Supervises the daemons. Every failure is logged and retried, never fatal: the end of this process would end the daemons in
@@ -162,8 +163,8 @@ pub async fn supervise(settings: Settings) -> Result<()> {
     };
     let mut serving = tokio::spawn(server.clone().run(listener));
 
-    let mps_dir = settings.mps_dir.clone();
-    let locked = spawn_blocking(move || lock(&mps_dir));
+    let (mps_dir, pod_uid) = (settings.mps_dir.clone(), settings.pod_uid.clone());
+    let locked = spawn_blocking(move || lock(&mps_dir, &pod_uid));
     let _lock = tokio::select! {
         locked = locked => locked??,
         () = stop(&mut signals) => return Ok(()),
@@ -201,13 +202,24 @@ async fn stop(signals: &mut Signals) {
 }
 
 /// Waits until no other supervisor uses the folder; blocks. The kernel releases the lock when the process ends.
-fn lock(mps_dir: &Path) -> Result<File> {
+fn lock(mps_dir: &Path, pod_uid: &str) -> Result<File> {
     fs::create_dir_all(mps_dir).with_context(|| format!("create {}; is it mounted writable?", mps_dir.display()))?;
     let path = mps_dir.join(LOCK);
     let file = File::options().create(true).truncate(false).write(true).open(&path);
     let file = file.with_context(|| format!("open {}", path.display()))?;
     file.lock().with_context(|| format!("lock {}", path.display()))?;
+    let written = file.set_len(0).and_then(|()| (&file).write_all(pod_uid.as_bytes()));
+    if let Err(error) = written {
+        warn!(%error, file = %path.display(), "cannot write the UID of this pod");
+    }
     Ok(file)
+}
+
+/// Returns the UID of the supervisor's pod; none if no supervisor told it. Blocks.
+pub fn supervisor_pod(mps_dir: &Path) -> Option<String> {
+    fs::read_to_string(mps_dir.join(LOCK))
+        .ok()
+        .filter(|uid| !uid.is_empty())
 }
 
 impl Supervisor {
@@ -312,7 +324,7 @@ impl Supervisor {
 
     fn add(&mut self, folder: DeviceFolder) {
         let uuid = folder.uuid().to_owned();
-        let control = MpsControl::new(&self.settings.host_root, self.settings.driver_root.as_deref());
+        let control = MpsControl::new(self.settings.driver_roots.clone());
         let runner = DaemonRunner {
             folder,
             control,

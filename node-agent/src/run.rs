@@ -21,10 +21,16 @@ use crate::{
         node_allocatable::NodeReader,
         release::ReleaseRequest,
     },
+    cdi::{file::CdiFile, keeper::CdiKeeper, state::CdiState},
     cli::{NodeArgs, RunArgs},
     configuration::{file, operator::OperatorConfigWatch, saved::SavedConfig},
+    container_runtime::runtime_watch::RuntimeWatch,
     devices::manager::{DeviceManager, DeviceManagerInputs},
-    driver::{driver_events::DriverEvents, hardware_watch::HardwareWatch, utilisation::Utilisation},
+    driver::{
+        driver_events::DriverEvents, hardware_probe::DriverRoots, hardware_watch::HardwareWatch,
+        utilisation::Utilisation,
+    },
+    gpu_processes::GpuProcessWatch,
     handover::{AgentId, Handover, HandoverCommand, OwnSocketProbe, TakeBack},
     health::{MonitorInputs, node_health::NodeHealth},
     plugin::{
@@ -36,7 +42,7 @@ use crate::{
         main_loop::{MainLoop, MainLoopInputs, MainLoopOutputs},
         role::Role,
     },
-    runtime::signals::Signals,
+    runtime::{blocking_thread::BlockingThread, signals::Signals},
     status::writer::StatusReporter,
 };
 use anyhow::{Context as _, Result};
@@ -67,9 +73,10 @@ pub async fn run(args: RunArgs) -> Result<()> {
     let probe_hardware = Arc::new(Notify::new());
     let (liveness_sender, liveness) = watch::channel(Ok(()));
     let (hardware_sender, hardware) = watch::channel(None);
+    let (runtime_sender, container_runtime) = watch::channel(None);
     let (gpu_node_sender, gpu_node) = watch::channel(GpuNodeState::Unknown);
     let (node_health_sender, node_health) = watch::channel(Arc::default());
-    let driver_roots = host.driver.hardware();
+    let driver_roots = host.driver.roots();
     let (driver_events, driver_event_queue) = DriverEvents::new(metrics.clone(), driver_roots.calls.clone());
     let (node_events, node_event_queue) = NodeEventSender::new();
 
@@ -88,9 +95,41 @@ pub async fn run(args: RunArgs) -> Result<()> {
         driver_events: Some(driver_events),
         metrics: metrics.clone(),
     };
-    let utilisation = Utilisation::new(driver_roots.clone(), hardware.clone());
-    let manager = device_manager(node, client.clone(), utilisation, node_health.clone(), metrics.clone());
+    let runtime_watch = RuntimeWatch {
+        roots: driver_roots.clone(),
+        hardware: hardware.clone(),
+        runtime: runtime_sender,
+    };
+    let cdi_state = watch::Sender::default();
+    let manager = device_manager(
+        node,
+        client.clone(),
+        Utilisation::new(driver_roots.clone(), hardware.clone()),
+        &driver_roots,
+        (node_health.clone(), cdi_state.subscribe()),
+        metrics.clone(),
+    );
     let plugins = device_plugins(node, manager.clone(), &mut tasks);
+    let (cdi_demand_sender, cdi_demand) = watch::channel(None);
+    let cdi = CdiKeeper {
+        roots: driver_roots.clone(),
+        state_dir: host.state_dir.clone(),
+        file: CdiFile::new(&node.cdi_dir),
+        hardware: hardware.clone(),
+        demand: cdi_demand,
+        state: cdi_state,
+        disk: BlockingThread::default(),
+    };
+    let gpu_processes = GpuProcessWatch {
+        driver_roots: driver_roots.clone(),
+        hardware: hardware.clone(),
+        health: node_health.clone(),
+        manager: manager.clone(),
+        device_plugin_dir: node.device_plugin_dir.clone(),
+        mps_dir: host.mps_dir.clone(),
+        metrics: metrics.clone(),
+        node_events: node_events.clone(),
+    };
     let health_inputs = MonitorInputs {
         driver_roots,
         state_dir: host.state_dir.clone(),
@@ -108,6 +147,7 @@ pub async fn run(args: RunArgs) -> Result<()> {
 
     tasks.spawn(admin_server.run(listener));
     tasks.spawn(hardware_watch.run());
+    tasks.spawn(runtime_watch.run());
     let saved_config = client
         .map(|client| spawn_api_server_tasks(node, client, gpu_node_sender, node_event_queue, &outputs, &mut tasks));
     let inputs = MainLoopInputs {
@@ -115,18 +155,28 @@ pub async fn run(args: RunArgs) -> Result<()> {
         commands: spawn_handover(node, gpu_node, liveness_sender, &outputs, &mut tasks),
         hardware,
         desired_config,
+        container_runtime,
         device_changes: manager.changes(),
+        cdi_state: cdi.state.subscribe(),
         registered: plugins.registered(),
         tasks,
     };
     MainLoop {
-        state: AgentState::new(node, saved_config, node_health),
+        state: AgentState::new(
+            node,
+            saved_config,
+            node_health,
+            cdi_demand_sender,
+            cdi.state.subscribe(),
+        ),
         role: Role::Standby,
         args: &args,
         inputs,
         outputs,
         manager,
         plugins,
+        cdi,
+        gpu_processes,
         health_inputs: Arc::new(Mutex::new(health_inputs)),
         node_events,
         probe_hardware,
@@ -139,15 +189,17 @@ fn device_manager(
     node: &NodeArgs,
     client: Option<Client>,
     utilisation: Utilisation,
-    health: watch::Receiver<Arc<NodeHealth>>,
+    roots: &DriverRoots,
+    (health, cdi): (watch::Receiver<Arc<NodeHealth>>, watch::Receiver<CdiState>),
     metrics: AgentMetrics,
 ) -> Arc<DeviceManager> {
     let inputs = DeviceManagerInputs {
-        host_root: node.host.driver.host_root.clone(),
+        roots: roots.clone(),
         mps_dir: node.host.mps_dir.clone(),
         utilisation,
         node: client.map(|client| NodeReader::new(client, node.node_name.clone())),
         health,
+        cdi,
         metrics,
     };
     Arc::new(DeviceManager::new(inputs))

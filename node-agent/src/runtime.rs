@@ -6,8 +6,10 @@
 //! | `clock` | the time since boot |
 //! | `channel` | sends changed values only |
 //! | `blocking_thread` | runs blocking work on one thread at most |
+//! | `bounded_file` | reads the start of a file |
 
 pub mod blocking_thread;
+pub mod bounded_file;
 pub mod channel;
 pub mod clock;
 pub mod signals;

@@ -91,7 +91,7 @@ mod tests {
         index::{ClusterIndex, cache::WatchUpdate, effects::Effects, message::IndexMessage},
         reconcile::IndexOwner,
     };
-    use gpunode_plan::{AgentImages, AgentPodSettings};
+    use gpunode_plan::{AgentImages, AgentPodSettings, HostPaths};
     use jiff::Timestamp;
 
     #[test]
@@ -100,6 +100,7 @@ mod tests {
             namespace: "ns".to_owned(),
             image: "image".to_owned(),
             allowed: AgentImages::of_agent("image"),
+            paths: HostPaths::default(),
         };
         let (mut owned_index, index) = IndexOwner::new(ClusterIndex::new(pods, true));
         let leader = OtherLeader::sample("elsewhere", "pod", "1.2.3");

@@ -1,6 +1,7 @@
 //! Command line arguments.
 
 use clap::Parser;
+use gpunode_config::{DriverRootList, HostPath, HostPathError};
 use std::net::SocketAddr;
 
 /// Labels, taints and configures GPU nodes as `GpuNodePolicy` objects say.
@@ -15,6 +16,20 @@ pub struct OperatorArgs {
     /// repository of the agent's image.
     #[arg(long, env = "AGENT_IMAGES", value_delimiter = ',')]
     pub agent_images: Vec<String>,
+
+    /// Folders of the nodes below which agents look for the NVIDIA driver, separated by commas, in this order; at most 16. A change
+    /// of this or of the next two options replaces the pods of all agents, as a new image does.
+    #[arg(long, env = "DRIVER_ROOTS", default_value_t)]
+    pub driver_roots: DriverRootList,
+
+    /// Folder of the nodes that has `dev` with the device nodes of the GPUs. Agents search nodes that it lacks below the driver's root
+    /// and below /.
+    #[arg(long, env = "DEV_ROOT", default_value_t = HostPath::root(), value_parser = dev_root)]
+    pub dev_root: HostPath,
+
+    /// The kubelets' --root-dir, with the folders `pod-resources` and `pods`.
+    #[arg(long, env = "KUBELET_ROOT", default_value_t = HostPath::kubelet_root(), value_parser = kubelet_root)]
+    pub kubelet_root: HostPath,
 
     /// Namespace of the agents and of the operator's Lease.
     #[arg(long, env = "POD_NAMESPACE", default_value = "gpunode-system")]
@@ -31,4 +46,52 @@ pub struct OperatorArgs {
     /// Address of /livez, /readyz and /metrics.
     #[arg(long, default_value = "0.0.0.0:8080")]
     pub admin_address: SocketAddr,
+}
+
+/// Reads a path; empty text, as of a variable that a chart leaves empty, is the default.
+fn dev_root(text: &str) -> Result<HostPath, HostPathError> {
+    path_or(text, HostPath::root)
+}
+
+fn kubelet_root(text: &str) -> Result<HostPath, HostPathError> {
+    path_or(text, HostPath::kubelet_root)
+}
+
+fn path_or(text: &str, default: fn() -> HostPath) -> Result<HostPath, HostPathError> {
+    if text.trim().is_empty() {
+        return Ok(default());
+    }
+    text.parse()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(arguments: &[&str]) -> Result<OperatorArgs, String> {
+        let required = ["gpunode-operator", "--agent-image=a", "--pod-name=b"];
+        OperatorArgs::try_parse_from(required.iter().chain(arguments)).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn folders_of_the_nodes_are_checked_at_the_start() {
+        let args = parse(&["--driver-roots=/opt/nvidia/,/", "--kubelet-root=/data/kubelet"]).unwrap();
+        assert_eq!(args.driver_roots.to_string(), "/opt/nvidia,/");
+        assert_eq!(args.kubelet_root.to_string(), "/data/kubelet");
+        assert_eq!(args.dev_root, HostPath::root());
+        let empty = parse(&["--driver-roots=", "--dev-root=", "--kubelet-root="]).unwrap();
+        assert_eq!(
+            (empty.driver_roots, empty.dev_root, empty.kubelet_root),
+            (DriverRootList::default(), HostPath::root(), HostPath::kubelet_root())
+        );
+        for flag in [
+            "--driver-roots=/a,",
+            "--dev-root=dev",
+            "--kubelet-root=/data/../kubelet",
+        ] {
+            let error = parse(&[flag]).unwrap_err();
+            let (name, _) = flag.split_once('=').unwrap();
+            assert!(error.contains(name) && error.contains("write the"), "{error}");
+        }
+    }
 }

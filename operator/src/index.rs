@@ -11,6 +11,7 @@
 //! | `watched_policy` | policies as the watch brings them, also those that cannot be read |
 //! | `objects` | policies, nodes and `GpuNode` objects, and plans made from them |
 //! | `daemonsets` | live and desired DaemonSets |
+//! | `dra_nodes` | nodes whose GPUs NVIDIA's DRA driver serves |
 //! | `outcomes` | outcome of each policy on each node, and sums by policy |
 //! | `evictions` | pods to evict, by node |
 //! | `drains` | nodes from which taints evict pods |
@@ -19,6 +20,7 @@
 
 pub mod cache;
 mod daemonsets;
+pub mod dra_nodes;
 mod drains;
 pub mod effects;
 pub mod evictions;
@@ -33,6 +35,7 @@ use crate::{
     index::{
         cache::{ObjectDelta, Versioned, WatchUpdate, WriteKind},
         daemonsets::{ALWAYS, DaemonSets},
+        dra_nodes::SliceOwner,
         drains::PendingDrains,
         effects::{Effects, QueuedKey},
         evictions::{EvictionKey, PendingEvictions},
@@ -139,7 +142,7 @@ impl ClusterIndex {
                 self.nodes_changed(&deltas, had_synced, same_gpu_node, now, effects);
             }
             IndexMessage::DaemonSets(update) => {
-                for name in self.daemonsets.apply_watch(update) {
+                for name in self.daemonsets.apply_watch(update, now) {
                     self.observe_agents(&name, now, effects);
                     effects.queue(WorkKey::DaemonSet(name));
                 }
@@ -150,6 +153,7 @@ impl ClusterIndex {
                     self.find_removals(&BTreeSet::new(), now, effects);
                 }
             }
+            IndexMessage::ResourceSlices(update) => self.slices_changed(update, now, effects),
             IndexMessage::Written(object) => self.apply_written(object, now, effects),
             IndexMessage::Finished(write) => self.apply_finished(write, now, effects),
             IndexMessage::Drained { node, drain } => {
@@ -282,6 +286,24 @@ impl ClusterIndex {
             if !unchanged {
                 self.plan(&delta.name, now, effects);
             }
+        }
+        self.advance_rollouts(effects);
+    }
+
+    /// Plans the nodes again that NVIDIA's DRA driver begins or ceases to serve. Nothing waits for the first list: what each
+    /// `GpuNode` says counts until then.
+    fn slices_changed(&mut self, update: WatchUpdate<SliceOwner>, now: Timestamp, effects: &mut Effects) {
+        let was_known = self.objects.dra_nodes.is_known();
+        let mut nodes = self.objects.dra_nodes.apply(update, now);
+        if !self.has_synced() {
+            return;
+        }
+        if !was_known {
+            let told = self.objects.gpu_nodes.iter().filter(|told| told.spec.served_by_dra);
+            nodes.extend(told.map(|told| told.name().to_owned()));
+        }
+        for node in nodes {
+            self.plan(&node, now, effects);
         }
         self.advance_rollouts(effects);
     }
@@ -462,6 +484,12 @@ impl ClusterIndex {
             }
             WorkKey::DaemonSet(name) => {
                 let write = self.daemonset_write(name);
+                if matches!(write, Some(DaemonSetWrite::Create(_)))
+                    && let Some(at) = self.daemonsets.waits_until(name, now)
+                {
+                    effects.queue_at(key.clone(), at);
+                    return None;
+                }
                 if write.is_none() {
                     self.set_daemonset_refusal(name, None, effects);
                 }

@@ -15,7 +15,7 @@ use crate::{
     write::{ClusterWriter, MAX_CONCURRENT_WRITES, WriteResults, WriteWorker},
 };
 use anyhow::{Context, Result, anyhow};
-use gpunode_plan::{AgentImages, AgentPodSettings};
+use gpunode_plan::{AgentImages, AgentPodSettings, HostPaths};
 use http::{HeaderValue, header::USER_AGENT};
 use kube::{Client, Config};
 use std::{sync::Arc, time::Duration};
@@ -40,6 +40,11 @@ pub async fn run(args: OperatorArgs) -> Result<()> {
         namespace: args.namespace.clone(),
         image: args.agent_image,
         allowed,
+        paths: HostPaths {
+            driver_roots: args.driver_roots,
+            dev_root: args.dev_root,
+            kubelet_root: args.kubelet_root,
+        },
     };
     let (owned_index, index) = IndexOwner::new(ClusterIndex::new(agent_pods, args.gpu_labels));
     let watch_health = WatchHealth::default();

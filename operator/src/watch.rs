@@ -4,7 +4,9 @@
 //! |---|---|
 //! | `watch_health` | kinds that cannot be listed or watched |
 //! | `trim` | trims objects to the fields that the planner reads |
+//! | `resource_slices` | the metadata of the ResourceSlices of NVIDIA's DRA driver, where the API server has them |
 
+mod resource_slices;
 mod trim;
 mod watch_health;
 
@@ -16,7 +18,10 @@ use crate::{
         message::IndexMessage,
     },
     lenient::Lenient,
-    watch::trim::{trimmed_gpu_node, trimmed_policy, without_managed_fields},
+    watch::{
+        resource_slices::watch_resource_slices,
+        trim::{trimmed_gpu_node, trimmed_policy, without_managed_fields},
+    },
 };
 use futures::StreamExt;
 use gpunode_plan::NodeFacts;
@@ -58,6 +63,7 @@ impl ClusterWatch {
             messages: &messages,
             health: &health,
         };
+        let slices = watch_resource_slices(client.clone(), &messages);
         let (nodes, gpu_nodes) = (Api::all(client.clone()), Api::all(client.clone()));
         let (policies, daemonsets) = (Api::all(client.clone()), Api::namespaced(client, &namespace));
         tokio::join!(
@@ -86,6 +92,7 @@ impl ClusterWatch {
                 |daemonset| daemonset.read().map(without_managed_fields::<DaemonSet>),
                 IndexMessage::DaemonSets
             ),
+            slices,
         );
     }
 }

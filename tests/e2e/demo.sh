@@ -48,8 +48,8 @@ allocatable() { advertises "$1" nvidia.com/gpu "$2"; }
 snapshot() { kubectl get node "$1" -o json | jq -S '.metadata.annotations |= ((.["gpunode.dev/owned"] // empty) |= (fromjson | del(.resources))) | {labels: .metadata.labels, annotations: .metadata.annotations, taints: .spec.taints, unschedulable: .spec.unschedulable}'; }
 sample_pods() { kubectl kustomize "manifests/samples/$1"; }
 pending_because() { kubectl get events --field-selector "involvedObject.name=$1,reason=FailedScheduling" -o jsonpath='{.items[*].message}' | grep -q "$2"; }
-visible() { kubectl exec "$1" -- sh -c 'echo $NVIDIA_VISIBLE_DEVICES'; }
-sees() { [ "$(visible "$1" | tr ',' '\n' | grep -c '^GPU-')" = "$2" ]; }
+visible() { kubectl exec "$1" -- sh -c 'ls /dev | grep -E "^nvidia[0-9]+$"'; }
+sees() { [ "$(visible "$1" | wc -l)" = "$2" ]; }
 running_slices() { [ "$(kubectl get pods -l app=slices --field-selector status.phase=Running -o name | wc -l)" = 16 ]; }
 per_gpu() { for pod in $(kubectl get pods -l app=slices -o name); do visible "$pod"; done | sort | uniq -c; }
 four_on_each() { [ "$(per_gpu | awk '{print $1}' | tr '\n' ' ')" = "4 4 4 4 " ]; }
@@ -119,7 +119,7 @@ check "the job completes" kubectl wait job/gpu-job --for=condition=Complete --ti
 check "gpu-pod sees one GPU" sees gpu-pod 1
 check "gpu-pod-2 sees two" sees gpu-pod-2 2
 check "gpu-pod-4 sees four" sees gpu-pod-4 4
-look "pods on gpu-v100, and the UUIDs of the two GPUs in gpu-pod-2"
+look "pods on gpu-v100, and the device nodes of the two GPUs in gpu-pod-2"
 show kubectl get pods -o wide
 show kubectl exec gpu-pod-2 -- nvidia-smi
 show kubectl logs job/gpu-job
@@ -134,7 +134,7 @@ kubectl create deployment slices --image=gpunode.test/cuda:1 --replicas=16 --dry
       {"op":"add","path":"/spec/template/spec/containers/0/resources","value":{"limits":{"nvidia.com/gpu":"1"}}}]' \
   | kubectl apply -f -
 check "16 pods run at the same time" running_slices
-look "NVIDIA_VISIBLE_DEVICES of the 16 containers, counted: each UUID four times"
+look "GPUs of the 16 containers, counted: each four times"
 per_gpu
 check "four pods on each GPU" four_on_each
 

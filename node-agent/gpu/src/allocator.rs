@@ -8,6 +8,7 @@
 //! |---|---|
 //! | `state` | the data: assignments, desired assignments, held shares |
 //! | `held` | shares that containers hold, observed at the kubelet or allocated since |
+//! | `claims` | devices that containers have from NVIDIA's DRA driver |
 //! | `observation` | an observation of the kubelet, and the holders and pending changes that follow |
 //! | `slices` | changes of the number of time slices, which are no other sharing |
 //! | `switch` | the step of a device to its desired assignment |
@@ -20,6 +21,7 @@
 
 mod advertised;
 mod allocation;
+mod claims;
 mod device_shares;
 mod held;
 mod observation;
@@ -36,6 +38,7 @@ pub use preference::PreferredAllocation;
 pub use refusal::AllocationRefusal;
 
 use crate::{AdvertisedResource, Assignment, DesiredDevice, DesiredDevices, DeviceSharing, device_of};
+use claims::DeviceClaims;
 use state::AllocatorState;
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -67,8 +70,10 @@ impl Allocator {
     }
 
     /// Takes the desired devices of a new configuration or of other hardware. New devices without holders are assigned at
-    /// once; changes of the others wait for [`Self::observe`].
-    pub fn set_desired(&mut self, new: DesiredDevices) {
+    /// once; changes of the others wait for an observation that begins after `now`: an earlier one does not tell which of the
+    /// shares that are withdrawn now were taken meanwhile.
+    pub fn set_desired(&mut self, new: DesiredDevices, now: Instant) {
+        self.state.evidence_from = self.state.evidence_from.max(Some(now));
         self.state.order.clear();
         for DesiredDevice { assignment, .. } in &new.devices {
             if !self.state.order.contains(&assignment.resource) {
@@ -110,9 +115,12 @@ impl Allocator {
             return;
         }
         if self.state.observed_at.is_none() && self.state.restored {
-            self.state.evidence_from = started.checked_add(held::GRANT_MEMORY);
+            let restored_from = started.checked_add(held::GRANT_MEMORY);
+            self.state.evidence_from = self.state.evidence_from.max(restored_from);
         }
         self.state.observed_at = Some(started);
+        let (claims, holders) = DeviceClaims::split_off(holders);
+        self.state.claims = claims;
         let freed = self.state.held.observe(started, holders, checkpoint);
         self.state.withheld.retain(|resource| !freed.contains(resource));
         if self.state.evidence_from.is_none_or(|from| started >= from) {
@@ -165,7 +173,13 @@ impl Allocator {
             .collect()
     }
 
-    /// Returns the holders of shares of known devices and resources, in order.
+    /// Returns the ids of the devices that containers hold or may hold, of any plugin.
+    pub fn held_devices(&self) -> BTreeSet<String> {
+        self.state.held.devices().cloned().collect()
+    }
+
+    /// Returns the holders of shares of known devices and resources, in order. A container with a claim of NVIDIA's DRA driver
+    /// holds the GPU of the claim once, or every GPU if the claim does not tell which.
     pub fn holders(&self) -> Vec<DeviceHolder> {
         let mut counts: BTreeMap<DeviceHolder, u32> = BTreeMap::new();
         for holding in self.state.held.observed() {
@@ -180,6 +194,9 @@ impl Allocator {
                     *counts.entry(DeviceHolder::of(holding, device)).or_default() += 1;
                 }
             }
+        }
+        for (claim, gpu) in self.state.claims.gpus(&self.state.devices) {
+            counts.insert(DeviceHolder::of(claim, gpu), 1);
         }
         counts
             .into_iter()

@@ -11,12 +11,16 @@
 //! | `choice` | the best set of GPUs for a container, by their links |
 //! | `allocator` | who holds what, what is advertised, what a container gets |
 //! | `health` | faults of devices and the evidence that ends them |
+//! | `injection` | decides if containers get the GPUs that the kubelet allocates |
+//! | `diagnosis` | findings about a node, with what to do |
 
 mod allocator;
 mod choice;
 mod desired;
+mod diagnosis;
 mod hardware;
 mod health;
+mod injection;
 mod sharing;
 
 pub use allocator::{
@@ -30,6 +34,7 @@ pub use desired::{
     DesiredDevice, DesiredDevices, DesiredDevicesError, DeviceProblem, DeviceProblemKind, ResourceRules,
     desired_devices,
 };
+pub use diagnosis::{Finding, FindingSeverity, NodeSurroundings, diagnose, findings_table, is_without_gpus};
 pub use gpunode_config::{Allocation, Architecture};
 pub use gpunode_crds::{
     Fabric, FaultGrade, FaultReason, GpuLink, GpuMode, LinkLevel, MigDevice, MigEngines, MigMode, MigSlices,
@@ -39,4 +44,5 @@ pub use health::{
     DeviceFaults, Fault, FaultTransition, GpuProbe, HealthObservation, LastXids, MigProbe, ProbeResult, Resolution,
     RunId, describe_xid, recovery_request,
 };
+pub use injection::{InjectionWays, injection, unread_cdi_file};
 pub use sharing::{AdvertisedResource, AdvertisedShare, Assignment, DeviceSharing, device_of};

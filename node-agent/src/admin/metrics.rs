@@ -42,6 +42,7 @@ struct MetricFamilies {
     config: Family<ByHash, Gauge>,
     faults: Family<ByFault, Gauge>,
     held_shares: Family<ByResource, Gauge>,
+    unaccounted_processes: Family<ByGpu, Gauge>,
 }
 
 /// Call between the agent and the kubelet.
@@ -97,6 +98,11 @@ struct ByResource {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ByGpu {
+    gpu: u32,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ByHash {
     hash: String,
 }
@@ -132,6 +138,7 @@ impl AgentMetrics {
         let config = Family::<ByHash, Gauge>::default();
         let faults = Family::<ByFault, Gauge>::default();
         let held_shares = Family::<ByResource, Gauge>::default();
+        let unaccounted_processes = Family::<ByGpu, Gauge>::default();
         let mut registry = Registry::with_prefix("gpunode_agent");
         registry.register(
             "build",
@@ -167,6 +174,11 @@ impl AgentMetrics {
             "Shares that containers hold, by resource",
             held_shares.clone(),
         );
+        registry.register(
+            "unaccounted_processes",
+            "Processes on a GPU of no container that holds it",
+            unaccounted_processes.clone(),
+        );
         registry.register("config_info", "Hash of the configuration in force", config.clone());
         let resources = Mutex::default();
         Self(
@@ -182,6 +194,7 @@ impl AgentMetrics {
                 config,
                 faults,
                 held_shares,
+                unaccounted_processes,
             }
             .into(),
         )
@@ -235,6 +248,17 @@ impl AgentMetrics {
                 .held_shares
                 .get_or_create(&ByResource { resource })
                 .inc_by(shares.into());
+        }
+    }
+
+    /// Sets the number of processes that no container accounts for, by the index of the GPU. Removes GPUs that are not listed.
+    pub fn set_unaccounted_processes(&self, gpus: impl Iterator<Item = (u32, usize)>) {
+        self.0.unaccounted_processes.clear();
+        for (gpu, count) in gpus {
+            self.0
+                .unaccounted_processes
+                .get_or_create(&ByGpu { gpu })
+                .set(i64::try_from(count).unwrap_or(i64::MAX));
         }
     }
 

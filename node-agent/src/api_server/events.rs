@@ -31,6 +31,8 @@ pub enum EventReason {
     GpuXid,
     /// A state file could not be parsed and was set aside.
     StateFileCorrupt,
+    /// A GPU is used by a process that no container accounts for.
+    UnaccountedProcess,
 }
 
 /// An event that waits to be sent.
@@ -108,6 +110,7 @@ fn content(pending: PendingEvent, node: ObjectReference) -> EventContent {
         EventReason::GpuHealthy => (false, "GpuHealthy", "OfferDevice"),
         EventReason::GpuXid => (false, "GpuXid", "OfferDevice"),
         EventReason::StateFileCorrupt => (true, "StateFileCorrupt", "SetAside"),
+        EventReason::UnaccountedProcess => (true, "UnaccountedProcess", "OfferDevice"),
     };
     EventContent {
         regarding: node,

@@ -166,13 +166,6 @@ impl InForce {
         }
     }
 
-    /// Returns true if allocations list device nodes.
-    pub fn pass_device_specs(&self) -> bool {
-        self.accepted
-            .as_ref()
-            .is_some_and(|accepted| accepted.config.pass_device_specs())
-    }
-
     /// Returns true if the agent exits when it cannot initialise the driver.
     pub fn fail_on_init_error(&self) -> bool {
         self.accepted

@@ -5,6 +5,7 @@ use crate::{
     runtime::blocking_thread::BlockingThread,
     store::atomic_file::{self, DISK_TIMEOUT},
 };
+use gpunode_config::AgentConfig;
 use gpunode_process::OnChange;
 use serde::{Deserialize, Serialize};
 use std::{
@@ -96,6 +97,13 @@ impl SavedConfig {
     }
 }
 
+/// Returns the configuration that the last agent of a host saved, whatever the node's name; changes nothing. Blocks.
+pub fn last_config(state_dir: &Path) -> Option<AgentConfig> {
+    let text = atomic_file::read(&state_dir.join(FILE)).ok()?;
+    let saved: SavedConfigFile = serde_json::from_slice(&text).ok()?;
+    gpunode_config::load(&saved.document).ok()
+}
+
 fn load(state_dir: &Path, node: &str) -> Option<ConfigCandidate> {
     let saved: SavedConfigFile = atomic_file::load(&state_dir.join(FILE), FORMAT)?;
     (saved.node == node).then_some(ConfigCandidate {
@@ -144,6 +152,18 @@ mod tests {
         save(folder.path(), "a", None).unwrap();
         save(folder.path(), "a", None).unwrap();
         assert_eq!(load(folder.path(), "a"), None);
+    }
+
+    #[test]
+    fn last_configuration_is_read_without_a_change_of_the_file() {
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(last_config(folder.path()), None);
+        let text = "passDeviceSpecs: true\n".to_owned();
+        save(folder.path(), "a", Some(&ConfigCandidate::of_file(text))).unwrap();
+        assert!(last_config(folder.path()).is_some_and(|config| config.pass_device_specs()));
+        fs::write(folder.path().join(FILE), "{").unwrap();
+        assert_eq!(last_config(folder.path()), None);
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
     }
 
     #[tokio::test]

@@ -2,7 +2,7 @@
 //!
 //! | module | what it does |
 //! |---|---|
-//! | `shared_state` | the device state behind its lock, with the health published last |
+//! | `shared_state` | the device state behind its lock, with the health and the state of the CDI file published last |
 //! | `served_resources` | the registered resources behind their lock |
 //! | `holders` | asks the kubelet for the holders of devices |
 //! | `daemons` | reads the answers of the MPS control daemons |
@@ -15,12 +15,14 @@ mod shared_state;
 use crate::{
     admin::metrics::AgentMetrics,
     api_server::node_allocatable::NodeReader,
+    cdi::state::CdiState,
     devices::{
-        allocation::{control_nodes, response},
+        allocation::{HostDeviceNodes, ResponseInputs, response},
+        injection::InjectionRules,
         served::{ListHold, OtherPluginEvidence},
         state::{DeviceSnapshot, DeviceState},
     },
-    driver::utilisation::Utilisation,
+    driver::{hardware_probe::DriverRoots, utilisation::Utilisation},
     health::{allocations::Allocations, node_health::NodeHealth},
     kubelet::{device_plugin_api::ContainerAllocateResponse, podresources::PodResources},
 };
@@ -35,10 +37,7 @@ use shared_state::SharedState;
 use std::{
     collections::BTreeMap,
     path::PathBuf,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::Arc,
     time::{Duration, Instant},
 };
 use tokio::{
@@ -57,8 +56,8 @@ const NODE_UNREADABLE_PAUSE: Duration = Duration::from_secs(11);
 
 /// Parts of the node that a [`DeviceManager`] uses.
 pub struct DeviceManagerInputs {
-    /// Root of the host.
-    pub host_root: PathBuf,
+    /// Folders of the driver and of device nodes.
+    pub roots: DriverRoots,
     /// Folder of the MPS control daemons.
     pub mps_dir: PathBuf,
     /// Utilisation of the GPUs.
@@ -67,6 +66,8 @@ pub struct DeviceManagerInputs {
     pub node: Option<NodeReader>,
     /// Health of the node's devices.
     pub health: watch::Receiver<Arc<NodeHealth>>,
+    /// State of the CDI file.
+    pub cdi: watch::Receiver<CdiState>,
     /// Metrics of the agent.
     pub metrics: AgentMetrics,
 }
@@ -75,7 +76,6 @@ pub struct DeviceManagerInputs {
 pub struct DeviceManager {
     state: SharedState,
     inputs: DeviceManagerInputs,
-    pass_device_specs: AtomicBool,
     /// Number of changes that the kubelet has been sent.
     published: watch::Sender<u64>,
     holders: HolderWatch,
@@ -87,8 +87,7 @@ impl DeviceManager {
     /// Returns a manager without devices, which refuses every allocation.
     pub fn new(inputs: DeviceManagerInputs) -> Self {
         Self {
-            state: SharedState::new(inputs.health.clone()),
-            pass_device_specs: AtomicBool::default(),
+            state: SharedState::new(inputs.health.clone(), inputs.cdi.clone()),
             published: watch::Sender::default(),
             holders: HolderWatch::default(),
             served: RegistrationWatches::default(),
@@ -143,9 +142,9 @@ impl DeviceManager {
         self.daemons.run(&self.state).await;
     }
 
-    /// Counts each newly published health as a change at once. Never returns.
-    pub async fn watch_health(self: Arc<Self>) {
-        self.state.watch_health().await;
+    /// Counts each newly published health and state of the CDI file as a change at once. Never returns.
+    pub async fn watch_inputs(self: Arc<Self>) {
+        self.state.watch_inputs().await;
     }
 
     /// Notes that the kubelet has been sent the state after this number of changes.
@@ -153,9 +152,10 @@ impl DeviceManager {
         self.published.send_replace(changes);
     }
 
-    /// Sets if later allocations list device nodes.
-    pub fn set_pass_device_specs(&self, pass: bool) {
-        self.pass_device_specs.store(pass, Ordering::Relaxed);
+    /// Sets the ways in which later containers get their devices; returns true if they are other ones than before. Those of earlier
+    /// containers stay.
+    pub fn set_injection(&self, rules: &InjectionRules) -> bool {
+        self.state.change_if(|state| state.set_injection(rules))
     }
 
     /// Asks the kubelet for holders now rather than at the next interval.
@@ -237,32 +237,40 @@ impl DeviceManager {
             self.withhold(resource, deadline).await;
         }
         self.inputs.metrics.allocated(resource, result.is_ok());
-        let granted = result?;
+        let (granted, rules, cdi) = result?;
         self.holders.observe_allocation();
-        Ok(self.response(&granted))
+        Ok(self.response(&granted, &rules, &cdi))
     }
 
     /// Allocates without publishing a change: the pod waits for this call, and other pods can wait for the observation
-    /// that follows.
+    /// that follows. Also returns the ways in which the container gets the devices at that moment.
     fn try_allocate(
         &self,
         resource: &str,
         ids: &[String],
         requested: Instant,
         stale: Option<&str>,
-    ) -> Result<AllocatedDevices, AllocationRefusal> {
-        self.state
-            .lock()
-            .allocator
-            .allocate(resource, ids, requested, Instant::now(), stale)
+    ) -> Result<(AllocatedDevices, Arc<InjectionRules>, Arc<CdiState>), AllocationRefusal> {
+        let mut locked = self.state.lock();
+        let now = Instant::now();
+        let granted = locked.allocator.allocate(resource, ids, requested, now, stale)?;
+        let (rules, cdi) = locked.injection();
+        Ok((granted, rules, cdi))
     }
 
-    fn response(&self, granted: &AllocatedDevices) -> ContainerAllocateResponse {
-        let control = self
-            .pass_device_specs
-            .load(Ordering::Relaxed)
-            .then(|| control_nodes(&self.inputs.host_root));
-        response(granted, control.as_deref(), &self.inputs.mps_dir)
+    fn response(
+        &self,
+        granted: &AllocatedDevices,
+        rules: &InjectionRules,
+        cdi: &CdiState,
+    ) -> ContainerAllocateResponse {
+        let inputs = ResponseInputs {
+            rules,
+            described: &cdi.described,
+            nodes: &HostDeviceNodes::of_host(&self.inputs.roots, rules, granted),
+            mps_dir: &self.inputs.mps_dir,
+        };
+        response(granted, inputs)
     }
 
     /// Withholds free shares before a refusal whose shares are free, but not on one device. The scheduler then sees

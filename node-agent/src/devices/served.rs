@@ -169,10 +169,7 @@ impl ServedResource {
         self.observed = now;
         self.doubted = self.doubted.filter(|(_, last)| now < *last + APART);
         let is_listed = observation.allocatable.iter().any(|(resource, _)| resource == name);
-        let is_advertised = |list: &AdvertisedResource| list.shares.iter().any(|share| share.healthy);
-        let is_due = |(list, at): &(Arc<AdvertisedResource>, Instant)| now >= *at + APART && is_advertised(list);
-        let is_missing = !is_listed && self.sent.as_ref().is_some_and(is_due);
-        self.missing = is_missing.then(|| self.missing.unwrap_or(now));
+        self.observe_listed(now, is_listed);
         let is_second = |first: &mut Option<Instant>| {
             let since = *first.get_or_insert(now);
             now.saturating_duration_since(since) >= APART
@@ -200,6 +197,14 @@ impl ServedResource {
                 (!agrees).then_some(other)
             }
         };
+    }
+
+    /// Takes in at `now` that the kubelet has healthy devices of the resource, or none. The holders may be unknown.
+    pub fn observe_listed(&mut self, now: Instant, is_listed: bool) {
+        let is_advertised = |list: &AdvertisedResource| list.shares.iter().any(|share| share.healthy);
+        let is_due = |(list, at): &(Arc<AdvertisedResource>, Instant)| now >= *at + APART && is_advertised(list);
+        let is_missing = !is_listed && self.sent.as_ref().is_some_and(is_due);
+        self.missing = is_missing.then(|| self.missing.unwrap_or(now));
     }
 
     /// Returns a holder whose id the kubelet never asked for. Notes all other holders.

@@ -2,11 +2,13 @@
 //! for the kubelet, the disk and status. Pure.
 
 use crate::{
-    devices::advertised::AdvertisedList,
+    cdi::state::CdiState,
+    devices::{advertised::AdvertisedList, injection::InjectionRules},
     health::node_health::NodeHealth,
     mps::answers::{DaemonAnswers, daemons, unavailable},
     store::assignments::Assignments,
 };
+use gpunode_cdi::DevicesInUse;
 use gpunode_crds::MpsDaemon;
 use gpunode_gpu::{
     AdvertisedResource, Allocator, DesiredDevices, DeviceFaults, DeviceHolder, FaultReason, KubeletObservation,
@@ -28,6 +30,9 @@ const OVERDUE: Duration = Duration::from_secs(30);
 /// Reason to withhold devices before the first answers of the MPS control daemons.
 const DAEMONS_UNKNOWN: &str = "it is not known yet whether an MPS control daemon still runs on it";
 
+/// Reason to give out no further share beside NVIDIA's DRA driver.
+const LEFT_TO_DRA: &str = "NVIDIA's DRA driver serves the GPUs of the node";
+
 /// Reason for unknown holders before the kubelet's first answer.
 pub const NO_ANSWER_YET: &str = "the kubelet has not reported yet which pod holds which device";
 
@@ -40,6 +45,10 @@ pub struct DeviceState {
     answers: Option<(DaemonAnswers, Duration)>,
     /// The health applied last.
     health: Arc<NodeHealth>,
+    /// Ways in which containers get their devices.
+    injection: Arc<InjectionRules>,
+    /// State of the CDI file, applied last.
+    cdi: Arc<CdiState>,
     /// Start of the last successful observation.
     observed: Option<Instant>,
     /// True if the observation after that failed.
@@ -58,10 +67,16 @@ pub struct DeviceSnapshot {
     pub assignments: Assignments,
     /// Advertised lists of the resources.
     pub advertised: Vec<AdvertisedList>,
+    /// Resources whose first list waits for the CDI file or the disk: the kubelet cannot have accepted them.
+    pub unpublished: Vec<String>,
     /// Changes that wait for the holders of devices.
     pub pending_changes: Vec<PendingChange>,
     /// Holders of devices.
     pub holders: Vec<DeviceHolder>,
+    /// Ids of the devices that containers hold or may hold, of any plugin.
+    pub held_devices: BTreeSet<String>,
+    /// Reasons why no strategy can hand a device over, by UUID.
+    pub not_injectable: BTreeMap<String, String>,
     /// The MPS control daemons of the node.
     pub daemons: Vec<MpsDaemon>,
     /// True if `daemons` is complete. A missing daemon counts as gone only then.
@@ -80,8 +95,8 @@ impl DeviceState {
     }
 
     /// Sets the desired devices after a change of configuration or hardware.
-    pub fn set_desired(&mut self, desired: DesiredDevices) {
-        self.allocator.set_desired(desired);
+    pub fn set_desired(&mut self, desired: DesiredDevices, now: Instant) {
+        self.allocator.set_desired(desired, now);
         self.update_unavailable();
     }
 
@@ -147,6 +162,39 @@ impl DeviceState {
         is_new
     }
 
+    /// Sets the ways in which later containers get their devices; returns true if they are other ones than before.
+    pub fn set_injection(&mut self, rules: &InjectionRules) -> bool {
+        let is_new = *self.injection != *rules;
+        if is_new {
+            self.injection = Arc::new(rules.clone());
+            self.update_unavailable();
+        }
+        is_new
+    }
+
+    /// Applies the state of the CDI file; returns true if it is another one than before.
+    pub fn set_cdi(&mut self, cdi: &CdiState) -> bool {
+        let is_new = *self.cdi != *cdi;
+        if is_new {
+            self.cdi = Arc::new(cdi.clone());
+            self.update_unavailable();
+        }
+        is_new
+    }
+
+    /// Returns the ways in which containers get their devices now, and the state of the CDI file.
+    pub fn injection(&self) -> (Arc<InjectionRules>, Arc<CdiState>) {
+        (self.injection.clone(), self.cdi.clone())
+    }
+
+    /// Returns the reason why no strategy can hand an assigned device over, by UUID.
+    fn not_injectable(&self) -> BTreeMap<String, String> {
+        let assigned = self.allocator.assigned().keys();
+        assigned
+            .filter_map(|uuid| Some((uuid.clone(), self.injection.not_injectable(uuid, &self.cdi)?)))
+            .collect()
+    }
+
     /// Returns true if MPS control daemons run, must run, or may run.
     pub fn has_daemons(&self) -> bool {
         self.answers.is_none() || !self.daemons().is_empty()
@@ -171,10 +219,21 @@ impl DeviceState {
                 resend,
             }
         };
+        let holders = self.allocator.holders();
+        // A resource of which nobody holds anything is left to the DRA driver: with another plugin's capacity on the node, even
+        // of 0, a scheduler may not turn to that driver.
+        let is_kept = |resource: &AdvertisedResource| {
+            let is_held = || holders.iter().any(|holder| holder.resource == resource.name);
+            !self.health.served_by_dra || resource.shares.iter().any(|share| share.healthy) || is_held()
+        };
+        let advertised = self.allocator.advertised().into_iter().filter(is_kept);
         let before_first_answer = || (!self.allocator.is_observed()).then(|| NO_ANSWER_YET.to_owned());
         DeviceSnapshot {
-            advertised: self.allocator.advertised().into_iter().map(with_resend).collect(),
-            holders: self.allocator.holders(),
+            advertised: advertised.map(with_resend).collect(),
+            unpublished: Vec::new(),
+            holders,
+            held_devices: self.allocator.held_devices(),
+            not_injectable: self.not_injectable(),
             daemons: self.daemons(),
             daemons_known: self.answers.is_some(),
             pending_changes: self.allocator.pending_changes(),
@@ -227,12 +286,37 @@ impl DeviceState {
         reasons.extend(self.health.unavailable.iter().flat_map(of_all));
         let mut paused: BTreeMap<String, String> = self.health.paused_reasons().collect();
         paused.extend(self.health.paused.iter().flat_map(of_all));
+        // What containers got stays valid: the runtime has injected it.
+        paused.extend(self.not_injectable());
+        let dra = self.health.served_by_dra.then(|| LEFT_TO_DRA.to_owned());
+        paused.extend(dra.iter().flat_map(of_all));
         self.allocator.set_unavailable(reasons);
         self.allocator.set_paused(paused);
     }
 }
 
 impl DeviceSnapshot {
+    /// Returns this snapshot for a moment at which the kubelet still has the lists `published`.
+    pub fn before_publication(self, published: Vec<AdvertisedList>) -> Self {
+        let has_list = |name: &str| published.iter().any(|list| list.resource.name == name);
+        let names = self.advertised.iter().map(|list| &list.resource.name);
+        let unpublished = names.filter(|name| !has_list(name)).cloned().collect();
+        Self {
+            advertised: published,
+            unpublished,
+            ..self
+        }
+    }
+
+    /// Returns the devices that the CDI file has to name.
+    pub fn devices_in_use(&self) -> DevicesInUse {
+        DevicesInUse {
+            assigned: self.assignments.keys().cloned().collect(),
+            held: self.held_devices.clone(),
+            is_complete: self.holders_unknown.is_none(),
+        }
+    }
+
     /// Returns true if a device or its GPU is withheld for a fault other than a dead MPS daemon.
     pub fn is_faulty(&self, device: &str, health: &NodeHealth) -> bool {
         let gpu = self

@@ -1,19 +1,27 @@
 //! Retires the assignments that a device plugin left on a node without policy: each ends with its last holder, and its MPS
-//! daemon after it.
+//! daemon and its entry in the CDI file after it.
 
 use crate::{
+    cdi::{
+        earlier::{keep_named, options_to_keep},
+        file::CdiFile,
+        survey::CdiSurvey,
+    },
     cli::NodeArgs,
     devices::state::{DeviceSnapshot, DeviceState},
     driver::hardware::Hardware,
     handover::NodeLock,
     kubelet::podresources::PodResources,
     mps::answers,
+    runtime::blocking_thread::BlockingThread,
     store::assignments::{self, Assignments, SavedAssignments},
 };
 use anyhow::{Context as _, Result};
+use gpunode_cdi::DevicesInUse;
 use gpunode_gpu::DesiredDevices;
 use gpunode_process::OnChange;
 use std::{
+    io,
     sync::Arc,
     time::{Duration, Instant, SystemTime},
 };
@@ -37,6 +45,8 @@ struct LeftoverDevices {
     assignments: Assignments,
     /// Last time an agent had taken the lock of the node. An agent that took it later may have allocated devices.
     lock_taken: Option<SystemTime>,
+    /// Reason why the CDI file stays as it was.
+    cdi_error: Option<String>,
 }
 
 /// Task that retires assignments without holders.
@@ -52,21 +62,18 @@ impl LeftoverRetirement {
     pub async fn run(mut self) {
         let kubelet = self.args.pod_resources();
         _ = self.hardware.wait_for(Option::is_some).await;
+        // The driver's folder may be on a file system that hangs, and the thread that reads the holders goes on then.
+        let disk = BlockingThread::default();
         let mut previous = None;
         let mut errors = OnChange::default();
         loop {
-            let desired = self
-                .hardware
-                .borrow()
-                .as_deref()
-                .and_then(Hardware::inventory)
-                .map(DesiredDevices::nothing)
-                .unwrap_or_default();
-            let error = match probe(&self.args, &kubelet, desired, &mut previous).await {
+            let hardware = self.hardware.borrow().clone().unwrap_or_default();
+            let probed = probe(&self.args, &kubelet, &disk, hardware, &mut previous).await;
+            let error = match probed {
                 Ok(snapshot) => {
                     let error = snapshot.as_ref().and_then(|snapshot| snapshot.holders_unknown.clone());
                     self.snapshot.send_replace(snapshot);
-                    error
+                    error.or_else(|| previous.as_ref()?.cdi_error.clone())
                 }
                 Err(error) => Some(format!("{error:#}")),
             };
@@ -84,13 +91,16 @@ impl LeftoverRetirement {
 async fn probe(
     args: &NodeArgs,
     kubelet: &PodResources,
-    desired: DesiredDevices,
+    disk: &BlockingThread,
+    hardware: Arc<Hardware>,
     previous: &mut Option<LeftoverDevices>,
 ) -> Result<Option<DeviceSnapshot>> {
     let (state_dir, mps_dir) = (args.host.state_dir.clone(), args.host.mps_dir.clone());
+    let cdi_file = CdiFile::new(&args.cdi_dir);
     let files = kubelet.files.run(move || {
         // A damaged file stays for the next device plugin, which sets it aside.
-        let has_leftovers = assignments::read(&state_dir).is_ok_and(|assignments| !assignments.is_empty());
+        let has_leftovers =
+            assignments::read(&state_dir).is_ok_and(|assignments| !assignments.is_empty()) || cdi_file.exists();
         (has_leftovers, answers::read(&mps_dir))
     });
     let (has_leftovers, daemons) = timeout(FILES_TIMEOUT, files)
@@ -120,7 +130,8 @@ async fn probe(
         .filter(|before| before.assignments == assignments && before.lock_taken == lock_taken);
     let mut state = before.map_or_else(|| DeviceState::restore(assignments.clone()), |before| before.state);
     state.set_daemon_answers(answers, now);
-    state.set_desired(desired);
+    let desired = hardware.inventory().map(DesiredDevices::nothing);
+    state.set_desired(desired.unwrap_or_default(), Instant::now());
     match kubelet.observe().await {
         Ok(observation) => state.observe(observation),
         Err(error) => _ = state.not_observed(&error.to_string(), Instant::now()),
@@ -136,12 +147,38 @@ async fn probe(
         .save(&snapshot.assignments)
         .await
         .context("save the assignments")?;
+    let trimmed = trim_cdi_file(args, disk, hardware, snapshot.devices_in_use()).await;
     *previous = Some(LeftoverDevices {
         state,
         assignments: snapshot.assignments.clone(),
         lock_taken,
+        cdi_error: trimmed.err().map(|error| format!("{error:#}")),
     });
     Ok(Some(snapshot))
+}
+
+/// Leaves the devices in the CDI file that are in use. A description that comes too late is not written: the lock may have another
+/// holder then.
+async fn trim_cdi_file(
+    args: &NodeArgs,
+    disk: &BlockingThread,
+    hardware: Arc<Hardware>,
+    in_use: DevicesInUse,
+) -> Result<()> {
+    let file = CdiFile::new(&args.cdi_dir);
+    let (roots, state_dir, read) = (args.host.driver.roots(), args.host.state_dir.clone(), file.clone());
+    let describe = move || {
+        let before = read.read()?;
+        let options = options_to_keep(before.as_ref(), &in_use);
+        let survey = CdiSurvey::of(&roots, &state_dir, &hardware, options.as_ref());
+        io::Result::Ok(keep_named(&survey, before, &in_use).spec)
+    };
+    let trim = async {
+        let spec = disk.run(describe).await?.context("read the CDI file")?;
+        let written = disk.run(move || file.put(spec.as_ref())).await?;
+        written.context("write the CDI file")
+    };
+    timeout(FILES_TIMEOUT, trim).await.context("make the CDI file")?
 }
 
 #[cfg(test)]

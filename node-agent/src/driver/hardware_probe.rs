@@ -3,7 +3,8 @@
 use crate::driver::{
     calls::{DriverCall, DriverCalls},
     hardware::{DriverState, Hardware},
-    library, machine, nvml,
+    library::{self, FoundDriver},
+    machine, nvml,
     pci::{self, nvidia_functions},
     platform,
 };
@@ -26,13 +27,16 @@ const VALIDATIONS: &str = "run/nvidia/validations";
 /// before that makes the driver refuse a reset.
 const VALIDATED: [&str; 2] = [".driver-ctr-ready", "driver-ready"];
 
-/// Roots of the host and of its driver, and the calls to that driver.
+/// Roots of the host, of its driver and of its device nodes, and the calls to that driver.
 #[derive(Clone, Debug)]
+#[expect(clippy::struct_field_names, reason = "the field has the name of its flag")]
 pub struct DriverRoots {
-    /// Root of the host.
+    /// Root of the host in this container.
     pub host_root: PathBuf,
-    /// Root of the driver, when set by `--driver-root`.
-    pub driver_root: Option<PathBuf>,
+    /// Roots below which the driver is searched, in this order; paths on the host.
+    pub driver_roots: Vec<PathBuf>,
+    /// First folder below which device nodes are searched; a path on the host.
+    pub dev_root: PathBuf,
     /// Calls of this process to the driver.
     pub calls: DriverCalls,
 }
@@ -66,31 +70,34 @@ pub fn module(host_root: &Path) -> Option<u64> {
     Some(module.ino())
 }
 
-/// Returns false for the library of a driver container that is not ready, where gpu-operator says so. Blocks.
-pub fn is_validated(host_root: &Path, library: &Path) -> bool {
-    let folder = host_root.join(VALIDATIONS);
-    !library.starts_with(host_root.join(library::DRIVER_CONTAINER))
-        || !folder.is_dir()
-        || VALIDATED.iter().any(|file| folder.join(file).exists())
-}
-
 impl DriverRoots {
-    /// Finds the driver's library. Blocks.
-    pub fn library(&self) -> Option<PathBuf> {
-        library::find_library(&library::roots(&self.host_root, self.driver_root.as_deref()))
+    /// Returns the default roots of the host at `host_root`.
+    #[cfg(test)]
+    pub fn of_host(host_root: &Path) -> Self {
+        Self {
+            host_root: host_root.to_owned(),
+            driver_roots: gpunode_config::DriverRootList::default().roots(),
+            dev_root: "/".into(),
+            calls: DriverCalls::default(),
+        }
+    }
+
+    /// Finds the driver. Blocks.
+    pub fn find(&self) -> Option<FoundDriver> {
+        library::find_driver(&self.host_root, &self.driver_roots)
     }
 
     /// Reads the current traces. Blocks.
     pub fn traces(&self) -> HardwareTraces {
-        let library = self.library().and_then(|path| {
-            let meta = fs::metadata(&path).ok()?;
-            Some((path, meta.ino(), meta.mtime()))
+        let driver = self.find();
+        let is_validated = driver.as_ref().is_none_or(|driver| self.is_validated(driver));
+        let library = driver.and_then(|driver| {
+            let meta = fs::metadata(&driver.library).ok()?;
+            Some((driver.library, meta.ino(), meta.mtime()))
         });
         HardwareTraces {
             pci: pci::functions(&self.host_root),
-            is_validated: library
-                .as_ref()
-                .is_none_or(|(path, ..)| is_validated(&self.host_root, path)),
+            is_validated,
             driver: DriverId {
                 library,
                 module: module(&self.host_root),
@@ -98,6 +105,14 @@ impl DriverRoots {
             },
             instances: nvml::instances(&self.host_root),
         }
+    }
+
+    /// Returns false for the driver of a driver container that is not ready, where gpu-operator says so. Blocks.
+    pub fn is_validated(&self, driver: &FoundDriver) -> bool {
+        let folder = self.host_root.join(VALIDATIONS);
+        driver.root != Path::new(library::DRIVER_CONTAINER)
+            || !folder.is_dir()
+            || VALIDATED.iter().any(|file| folder.join(file).exists())
     }
 
     /// Reads sysfs only. Blocks.
@@ -124,14 +139,11 @@ impl DriverRoots {
         let driver = match (&traces.driver.library, unsupported) {
             (_, Some(reason)) => DriverState::Missing(reason.to_owned()),
             (None, None) if functions == 0 => DriverState::NotNeeded,
-            (None, None) => {
-                let roots = library::roots(&self.host_root, self.driver_root.as_deref());
-                DriverState::Missing(format!(
-                    "find libnvidia-ml.so.1 below {}: not found; install the NVIDIA driver on the node, or run its \
-                     driver container",
-                    library::join_roots(&roots)
-                ))
-            }
+            (None, None) => DriverState::Missing(format!(
+                "find libnvidia-ml.so.1 below {}: not found; install the NVIDIA driver on the node, run its driver \
+                 container, or name the folder that has it in --driver-roots",
+                library::join_roots(&self.driver_roots)
+            )),
             (Some(_), None) if !traces.is_validated && !is_in_use => DriverState::Waiting(format!(
                 "the driver's container is not ready: /{VALIDATIONS} of the node has neither {}; see the log of \
                  gpu-operator's driver pod; if no driver container runs on the node, delete the directory",

@@ -10,6 +10,7 @@
 //! | `profile` | names MIG profiles |
 //! | `links` | reads the links between GPUs |
 //! | `probe` | probes GPUs for faults |
+//! | `processes` | lists the processes on the GPUs |
 //! | `events` | waits for driver events |
 //! | `modes` | reads and sets the compute mode |
 //! | `compute_mode` | the compute modes |
@@ -30,6 +31,7 @@ mod lookup;
 mod mig;
 mod modes;
 pub mod probe;
+mod processes;
 mod profile;
 mod raw;
 mod reading;
@@ -42,4 +44,5 @@ pub use error::DriverError;
 pub use instances::instances;
 pub use lookup::GpuAddress;
 pub use modes::{compute_mode, set_compute_mode};
+pub use processes::{DriverProcess, processes};
 pub use reading::{DriverReading, read, utilisation};

@@ -41,7 +41,8 @@ impl Utilisation {
             let _permit = permit;
             let inventory = hardware.as_deref().and_then(Hardware::answering)?;
             let call = roots.calls.begin()?;
-            nvml::utilisation(&roots.library()?, &inventory.gpus, |gpu| call.begin_turn(gpu))
+            let library = roots.find()?.library;
+            nvml::utilisation(&library, &inventory.gpus, |gpu| call.begin_turn(gpu))
                 .inspect_err(|error| debug!(%error, "cannot read the utilisation"))
                 .ok()
         });

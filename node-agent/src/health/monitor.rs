@@ -112,6 +112,7 @@ impl HealthMonitor {
             ecc_errors: BTreeMap::new(),
             daemons: AnsweringDaemons::default(),
         };
+        monitor.observe_dra();
         monitor.handle_hardware();
         // Events from before the hand-over were the predecessor's; the last ones may have come between the two agents.
         while let Ok(event) = monitor.inputs.events.try_recv() {
@@ -282,8 +283,14 @@ impl HealthMonitor {
         }
     }
 
-    /// Handles a change of the GpuNode: the recovery annotation.
+    fn observe_dra(&mut self) {
+        let has_api_server = self.inputs.gpu_node.has_changed().is_ok();
+        self.saved.observe_dra(&self.inputs.gpu_node.borrow(), has_api_server);
+    }
+
+    /// Handles a change of the GpuNode: the recovery annotation, and a DRA driver of the same GPUs.
     fn handle_gpu_node(&mut self) {
+        self.observe_dra();
         let recovered = match &*self.inputs.gpu_node.borrow_and_update() {
             GpuNodeState::Present(object) => object.spec.recovered.as_ref().map(|time| time.0),
             GpuNodeState::Unknown | GpuNodeState::Absent => None,
@@ -368,9 +375,11 @@ impl HealthMonitor {
             .set_faults(gravest.map(|(index, fault)| (index, fault.reason.as_str(), fault.grade().as_str())));
         let rules = self.inputs.rules.borrow().clone();
         let faults = Some(self.saved.health.clone());
+        let served_by_dra = self.saved.served_by_dra;
         let health = NodeHealth {
             unavailable,
             paused,
+            served_by_dra,
             faults,
             last_xids: self.saved.last_xids.clone(),
             rules,

@@ -12,6 +12,8 @@ pub struct NodeHealth {
     pub unavailable: Option<String>,
     /// Reason why no container gets another share of any device now: the agent waits for the driver.
     pub paused: Option<String>,
+    /// True if NVIDIA's DRA driver serves the GPUs: containers keep their shares, and no container gets another one.
+    pub served_by_dra: bool,
     /// Faults by GPU or MIG device; none before the first probe.
     pub faults: Option<DeviceFaults>,
     /// Last XIDs of each GPU, also those that are no fault.

@@ -129,7 +129,7 @@ impl ProbeLoop {
             {
                 _ = sender.blocking_send(ProbeEvent::Recovered(time));
             }
-            let (Some(call), Some(library)) = (call, driver_roots.library()) else {
+            let (Some(call), Some(driver)) = (call, driver_roots.find()) else {
                 return;
             };
             let on_report = |report: ProbeReport| {
@@ -142,7 +142,7 @@ impl ProbeLoop {
                     Err(_) => ControlFlow::Break(()),
                 }
             };
-            if let Err(error) = probe(&library, &targets, |gpu| call.begin_turn(gpu), on_report) {
+            if let Err(error) = probe(&driver.library, &targets, |gpu| call.begin_turn(gpu), on_report) {
                 debug!(%error, "cannot probe the GPUs");
                 _ = sender.blocking_send(ProbeEvent::Failed);
             }
@@ -311,15 +311,11 @@ async fn next_event(round: &mut Option<ProbeRound>) -> Option<ProbeEvent> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::driver::calls::DriverCalls;
+    use std::path::Path;
 
     fn probe_loop() -> ProbeLoop {
-        let roots = DriverRoots {
-            host_root: "/nonexistent".into(),
-            driver_root: None,
-            calls: DriverCalls::default(),
-        };
-        ProbeLoop::new(roots, "/nonexistent".into(), BTreeSet::new())
+        let nowhere = Path::new("/nonexistent");
+        ProbeLoop::new(DriverRoots::of_host(nowhere), nowhere.to_owned(), BTreeSet::new())
     }
 
     /// Begins a round whose probe of the GPU `at` has no answer; `waiting` are those without one in this round.

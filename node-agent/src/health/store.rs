@@ -1,6 +1,6 @@
 //! Faults on disk: a restart of the agent is no evidence of recovery.
 
-use crate::{driver::nvml::probe::LinkEnds, store::atomic_file};
+use crate::{api_server::gpu_node::GpuNodeState, driver::nvml::probe::LinkEnds, store::atomic_file};
 use gpunode_gpu::{DeviceFaults, LastXids};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -43,9 +43,36 @@ pub struct SavedHealth {
     /// Last time of recovery in the GpuNode.
     #[serde(default)]
     pub recovered: Option<Timestamp>,
+    /// True if NVIDIA's DRA driver serves the GPUs, as the GpuNode said last.
+    #[serde(default)]
+    pub served_by_dra: bool,
+    /// UID of the GpuNode that said last that NVIDIA's DRA driver serves the GPUs; none if it said since that it does not.
+    #[serde(default)]
+    pub dra_source: Option<String>,
     /// Last time of recovery by the file on the node.
     #[serde(default)]
     pub touched: Option<Timestamp>,
+}
+
+impl SavedHealth {
+    /// Takes in if NVIDIA's DRA driver serves the GPUs. What an earlier agent saved counts until the GpuNode is known; without
+    /// API server nobody can tell when that driver is gone.
+    ///
+    /// Only the operator takes the statement back. A GpuNode that somebody deleted, and that was recreated without a
+    /// configuration, takes nothing back: the operator makes the statement again.
+    pub fn observe_dra(&mut self, gpu_node: &GpuNodeState, has_api_server: bool) {
+        match gpu_node {
+            GpuNodeState::Unknown => self.served_by_dra &= has_api_server,
+            GpuNodeState::Absent => {}
+            GpuNodeState::Present(object) => {
+                let (spec, uid) = (&object.spec, &object.metadata.uid);
+                if spec.served_by_dra || spec.config.is_some() || self.dra_source.is_none() || self.dra_source == *uid {
+                    self.served_by_dra = spec.served_by_dra;
+                    self.dra_source = uid.clone().filter(|_| spec.served_by_dra);
+                }
+            }
+        }
+    }
 }
 
 #[derive(Serialize, Deserialize)]
@@ -112,9 +139,12 @@ pub async fn write(state_dir: PathBuf, mut written: SavedHealth, mut content: wa
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::api_server::gpu_node::ObservedGpuNode;
     use gpunode_config::HealthRules as Rules;
+    use gpunode_crds::{Configuration, GpuNode, GpuNodeSpec};
     use gpunode_gpu::HealthObservation;
-    use std::fs;
+    use kube::core::ApiResource;
+    use std::{fs, sync::Arc};
 
     fn broken() -> SavedHealth {
         let mut content = SavedHealth {
@@ -169,5 +199,43 @@ mod tests {
                 text
             );
         }
+    }
+    fn gpu_node(uid: &str, served_by_dra: bool, is_configured: bool) -> GpuNodeState {
+        let spec = GpuNodeSpec {
+            served_by_dra,
+            config: is_configured.then(Configuration::default),
+            ..GpuNodeSpec::default()
+        };
+        let mut object = ObservedGpuNode::new("a", &ApiResource::erase::<GpuNode>(&()), spec);
+        object.metadata.uid = Some(uid.to_owned());
+        GpuNodeState::Present(Arc::new(object))
+    }
+
+    #[test]
+    fn a_deleted_gpu_node_gives_no_gpus_back_that_a_dra_driver_serves() {
+        let mut saved = SavedHealth::default();
+        let mut after = |gpu_node: GpuNodeState| {
+            saved.observe_dra(&gpu_node, true);
+            saved.served_by_dra
+        };
+        assert!(!after(GpuNodeState::Absent));
+        assert!(!after(gpu_node("1", false, true)));
+        assert!(after(gpu_node("1", true, true)));
+        assert!(after(GpuNodeState::Absent));
+        assert!(after(gpu_node("2", false, false)), "the agent created it");
+        assert!(after(gpu_node("2", true, false)));
+        assert!(!after(gpu_node("2", false, false)), "the operator took it back");
+        assert!(after(gpu_node("2", true, true)));
+        assert!(!after(gpu_node("3", false, true)), "the operator has written it");
+    }
+
+    #[test]
+    fn without_api_server_nothing_is_left_to_a_dra_driver() {
+        let mut saved = SavedHealth::default();
+        saved.observe_dra(&gpu_node("1", true, true), true);
+        saved.observe_dra(&GpuNodeState::Unknown, true);
+        assert!(saved.served_by_dra);
+        saved.observe_dra(&GpuNodeState::Unknown, false);
+        assert!(!saved.served_by_dra);
     }
 }

@@ -7,6 +7,7 @@
 //! minutes; then a pod is gone if the kubelet's folder of the pod is gone.
 
 use crate::store::file_id::FileId;
+use gpunode_gpu::device_of;
 use serde::Deserialize;
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,9 +17,6 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
-
-/// The kubelet's folders of pods below the root of the host, unless it has another `--root-dir`.
-const POD_FOLDERS: &str = "var/lib/kubelet/pods";
 
 /// Name of the file in the kubelet's folder of device plugins
 /// (`pkg/kubelet/cm/devicemanager/types.go`, `kubeletDeviceManagerCheckpoint`).
@@ -78,21 +76,13 @@ struct CheckpointEntry {
 /// The kubelet's folders of the pods of this node.
 #[derive(Clone, Debug, Default)]
 pub struct PodFolders {
-    /// Their parent folder, normally `/var/lib/kubelet/pods` of the host.
+    /// Their parent folder: `pods` in the kubelet's `--root-dir` (`pkg/kubelet/kubelet_getters.go`, `getPodsDir`).
     pub folder: PathBuf,
     /// UID of this process's own pod. If it has no folder here, the kubelet keeps its folders elsewhere.
     pub own: String,
 }
 
 impl PodFolders {
-    /// Returns the folders of the host with its root at `host_root`, for a process in the pod with the UID `own`.
-    pub fn on_host(host_root: &Path, own: &str) -> Self {
-        Self {
-            folder: host_root.join(POD_FOLDERS),
-            own: own.to_owned(),
-        }
-    }
-
     /// Returns true if a pod that was admitted a while ago is certainly gone.
     fn is_gone(&self, pod: &str) -> bool {
         let has = |uid: &str| !uid.is_empty() && self.folder.join(uid).is_dir();
@@ -129,16 +119,35 @@ pub fn remembered(
     unchanged: &CheckpointAge,
     now: Instant,
 ) -> Result<BTreeSet<(String, String)>, CheckpointError> {
-    let path = device_plugin_dir.join(CHECKPOINT_FILE);
-    let (id, text) = match read(&path) {
-        Ok(read) => read,
-        Err(source) if source.kind() == io::ErrorKind::NotFound => return Ok(BTreeSet::new()),
-        Err(source) => return Err(CheckpointError::Read { path, source }),
+    let Some((id, entries)) = entries(device_plugin_dir)? else {
+        return Ok(BTreeSet::new());
     };
-    let entries = parse(&text).map_err(|source| CheckpointError::Parse { path, source })?;
     let is_old = unchanged.age(id, now) >= STARTED_AFTER;
     let may_hold = entries.into_iter().filter(|entry| !is_old || !pods.is_gone(&entry.pod));
     Ok(may_hold.flat_map(CheckpointEntry::shares).collect())
+}
+
+/// Returns the UUIDs of the devices of each pod in the checkpoint, by the UID of the pod, of any plugin; blocks. Pods that are gone may
+/// be among them.
+pub fn devices_of_pods(device_plugin_dir: &Path) -> Result<BTreeMap<String, BTreeSet<String>>, CheckpointError> {
+    let mut pods: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for entry in entries(device_plugin_dir)?.into_iter().flat_map(|(_, entries)| entries) {
+        let devices = pods.entry(entry.pod.clone()).or_default();
+        devices.extend(entry.shares().map(|(_, id)| device_of(&id).to_owned()));
+    }
+    Ok(pods)
+}
+
+/// Returns the entries of the checkpoint and the file's identity; none without a file.
+fn entries(device_plugin_dir: &Path) -> Result<Option<(FileId, Vec<CheckpointEntry>)>, CheckpointError> {
+    let path = device_plugin_dir.join(CHECKPOINT_FILE);
+    let (id, text) = match read(&path) {
+        Ok(read) => read,
+        Err(source) if source.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(source) => return Err(CheckpointError::Read { path, source }),
+    };
+    let entries = parse(&text).map_err(|source| CheckpointError::Parse { path, source })?;
+    Ok(Some((id, entries)))
 }
 
 /// Returns the file's identity and content, read from one open file because the kubelet replaces it.
@@ -200,6 +209,22 @@ mod tests {
         assert_eq!(
             ids(folder.path(), ""),
             ["a.b/c GPU-3::0", "nvidia.com/gpu GPU-1", "nvidia.com/gpu GPU-2"]
+        );
+    }
+
+    #[test]
+    fn devices_of_each_pod_are_remembered_without_the_numbers_of_shares() {
+        let folder = tempfile::tempdir().unwrap();
+        assert!(devices_of_pods(folder.path()).unwrap().is_empty());
+        write(folder.path(), TEXT);
+        let devices = |ids: &[&str]| -> BTreeSet<String> { ids.iter().map(|id| (*id).to_owned()).collect() };
+        assert_eq!(
+            devices_of_pods(folder.path()).unwrap(),
+            [
+                ("a".to_owned(), devices(&["GPU-1", "GPU-2"])),
+                ("b".to_owned(), devices(&["GPU-3"]))
+            ]
+            .into()
         );
     }
 

@@ -4,12 +4,13 @@ use crate::{
     kubelet::{
         checkpoint::{self, CheckpointAge, PodFolders},
         pod_resources_api::{
-            AllocatableResourcesRequest, ContainerDevices, ListPodResourcesRequest, PodResources as Pod,
-            pod_resources_lister_client::PodResourcesListerClient,
+            AllocatableResourcesRequest, ContainerDevices, DynamicResource, ListPodResourcesRequest,
+            PodResources as Pod, pod_resources_lister_client::PodResourcesListerClient,
         },
     },
     runtime::blocking_thread::BlockingThread,
 };
+use gpunode_crds::DRA_DRIVER;
 use gpunode_gpu::{ContainerShares, KubeletObservation};
 use std::{
     collections::BTreeSet,
@@ -17,7 +18,10 @@ use std::{
     time::{Duration, Instant},
 };
 use tokio::time::timeout;
-use tonic::{Response, Status, transport::Endpoint};
+use tonic::{
+    Response, Status,
+    transport::{Channel, Endpoint},
+};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 const CALL_TIMEOUT: Duration = Duration::from_secs(5);
@@ -31,8 +35,8 @@ const MAX_ANSWER_BYTES: usize = 64 * 1024 * 1024;
 pub enum PodResourcesError {
     /// The socket does not exist.
     #[error(
-        "ask the kubelet which pod holds which device: {0} does not exist; start the kubelet, with --root-dir \
-         /var/lib/kubelet"
+        "ask the kubelet which pod holds which device: {0} does not exist; start the kubelet, or give the operator \
+         the kubelet's --root-dir as KUBELET_ROOT"
     )]
     NoSocket(PathBuf),
     /// The connection fails.
@@ -66,8 +70,8 @@ pub enum PodResourcesError {
     Checkpoint(#[from] checkpoint::CheckpointError),
     /// The kubelet's folder of device plugins does not exist.
     #[error(
-        "read the kubelet's checkpoint: {0} is no folder; gpunode needs a kubelet with --root-dir \
-         /var/lib/kubelet"
+        "read the kubelet's checkpoint: {0} is no folder; start the kubelet, which creates \
+         /var/lib/kubelet/device-plugins whatever its --root-dir is"
     )]
     NoFolder(PathBuf),
     /// The file system hangs.
@@ -76,6 +80,17 @@ pub enum PodResourcesError {
     /// The thread that reads the checkpoint ended.
     #[error("read the kubelet's checkpoint: {0}")]
     Reader(#[from] tokio::task::JoinError),
+}
+
+/// The kubelet's healthy devices: the first part of an observation.
+#[derive(Debug)]
+pub struct AllocatableDevices {
+    /// Time before the call.
+    pub started: Instant,
+    /// Resource and id of every healthy device, of any plugin.
+    pub devices: BTreeSet<(String, String)>,
+    /// Connection for the other part.
+    client: PodResourcesListerClient<Channel>,
 }
 
 /// Client of the kubelet's PodResources API and reader of its checkpoint.
@@ -105,13 +120,33 @@ impl PodResources {
         }
     }
 
-    /// Asks the kubelet over a new connection: a kubelet that restarted has another socket.
+    /// Asks the kubelet for its healthy devices and their holders.
     pub async fn observe(&self) -> Result<KubeletObservation, PodResourcesError> {
+        // Reads allocatable devices before holders: no container held an id in between if neither answer has it.
+        let allocatable = self.allocatable().await?;
+        self.holders(allocatable).await
+    }
+
+    /// Asks the kubelet for its healthy devices over a new connection: a kubelet that restarted has another socket.
+    pub async fn allocatable(&self) -> Result<AllocatableDevices, PodResourcesError> {
         let started = Instant::now();
         let mut client = self.connect().await?;
-        // Reads allocatable devices before holders: no container held an id in between if neither answer has it.
         let allocatable = client.get_allocatable_resources(AllocatableResourcesRequest {});
-        let allocatable = self.answer("GetAllocatableResources", allocatable).await?.devices;
+        let devices = self.answer("GetAllocatableResources", allocatable).await?.devices;
+        Ok(AllocatableDevices {
+            started,
+            devices: devices.into_iter().flat_map(pairs).collect(),
+            client,
+        })
+    }
+
+    /// Asks the kubelet for the holders of devices, after its healthy devices.
+    pub async fn holders(&self, allocatable: AllocatableDevices) -> Result<KubeletObservation, PodResourcesError> {
+        let AllocatableDevices {
+            started,
+            devices,
+            mut client,
+        } = allocatable;
         let pods = self
             .answer("List", client.list(ListPodResourcesRequest {}))
             .await?
@@ -120,17 +155,9 @@ impl PodResources {
         Ok(KubeletObservation {
             started,
             holders: pods.into_iter().flat_map(holdings).collect(),
-            allocatable: allocatable.into_iter().flat_map(pairs).collect(),
+            allocatable: devices,
             checkpoint: remembered,
         })
-    }
-
-    /// Returns resource and id of every healthy device in the kubelet, of any plugin.
-    pub async fn allocatable(&self) -> Result<BTreeSet<(String, String)>, PodResourcesError> {
-        let mut client = self.connect().await?;
-        let allocatable = client.get_allocatable_resources(AllocatableResourcesRequest {});
-        let devices = self.answer("GetAllocatableResources", allocatable).await?.devices;
-        Ok(devices.into_iter().flat_map(pairs).collect())
     }
 
     /// Notes the current checkpoint, for callers that rarely observe; blocks.
@@ -156,7 +183,7 @@ impl PodResources {
             .map_err(|_| PodResourcesError::SlowCheckpoint)??
     }
 
-    async fn connect(&self) -> Result<PodResourcesListerClient<tonic::transport::Channel>, PodResourcesError> {
+    async fn connect(&self) -> Result<PodResourcesListerClient<Channel>, PodResourcesError> {
         let path: &Path = &self.socket;
         if !path.exists() {
             return Err(PodResourcesError::NoSocket(path.to_owned()));
@@ -202,14 +229,25 @@ fn holdings(pod: Pod) -> impl Iterator<Item = ContainerShares> {
     } = pod;
     containers.into_iter().flat_map(move |container| {
         let (namespace, pod) = (namespace.clone(), name.clone());
-        container.devices.into_iter().map(move |devices| ContainerShares {
+        let claimed = claimed_devices(container.dynamic_resources);
+        let claimed = (!claimed.is_empty()).then(|| (DRA_DRIVER.to_owned(), claimed));
+        let devices = container.devices.into_iter();
+        let held = devices.map(|devices| (devices.resource_name, devices.device_ids));
+        held.chain(claimed).map(move |(resource, ids)| ContainerShares {
             namespace: namespace.clone(),
             pod: pod.clone(),
             container: container.name.clone(),
-            resource: devices.resource_name,
-            ids: devices.device_ids,
+            resource,
+            ids,
         })
     })
+}
+
+/// Returns the names of the devices that NVIDIA's DRA driver has allocated for these claims.
+fn claimed_devices(claims: Vec<DynamicResource>) -> Vec<String> {
+    let devices = claims.into_iter().flat_map(|claim| claim.claim_resources);
+    let of_driver = devices.filter(|device| device.driver_name == DRA_DRIVER);
+    of_driver.map(|device| device.device_name).collect()
 }
 
 fn pairs(devices: ContainerDevices) -> impl Iterator<Item = (String, String)> {

@@ -1,10 +1,10 @@
 //! Compute mode of a GPU with an MPS daemon: saved before the change, and restored after the daemon. MIG devices have no
 //! compute mode of their own.
 
-use super::{control::MpsControl, device_folder::DeviceFolder};
+use super::device_folder::DeviceFolder;
 use crate::{
     driver::{
-        library,
+        hardware_probe::DriverRoots,
         nvml::{self, ComputeMode, GpuAddress},
         pci,
     },
@@ -16,7 +16,7 @@ use std::{fs, io, path::PathBuf};
 #[derive(Debug, thiserror::Error)]
 pub enum ComputeModeError {
     /// The driver's library is missing.
-    #[error("set the compute mode of {device}: there is no libnvidia-ml.so.1 below the driver root")]
+    #[error("set the compute mode of {device}: there is no libnvidia-ml.so.1 below any driver root")]
     NoDriver {
         /// UUID of the GPU.
         device: String,
@@ -37,11 +37,11 @@ pub enum ComputeModeError {
 }
 
 /// Sets the compute mode for MPS; blocks. The former mode is saved first, so that an abort loses nothing.
-pub fn set(folder: &DeviceFolder, control: &MpsControl) -> Result<(), ComputeModeError> {
+pub fn set(folder: &DeviceFolder, roots: &DriverRoots) -> Result<(), ComputeModeError> {
     if folder.is_mig() {
         return Ok(());
     }
-    let (library, gpu) = (library(folder, control)?, gpu(folder, control));
+    let (library, gpu) = (library(folder, roots)?, gpu(folder, roots));
     let mode = nvml::compute_mode(&library, &gpu)?;
     if saved(folder).is_none() {
         save(folder, mode).map_err(|source| save_error(folder, source))?;
@@ -53,23 +53,24 @@ pub fn set(folder: &DeviceFolder, control: &MpsControl) -> Result<(), ComputeMod
 }
 
 /// Restores the saved mode, if any; blocks.
-pub fn restore(folder: &DeviceFolder, control: &MpsControl) -> Result<(), ComputeModeError> {
+pub fn restore(folder: &DeviceFolder, roots: &DriverRoots) -> Result<(), ComputeModeError> {
     let Some(mode) = saved(folder) else { return Ok(()) };
-    nvml::set_compute_mode(&library(folder, control)?, &gpu(folder, control), mode)?;
+    nvml::set_compute_mode(&library(folder, roots)?, &gpu(folder, roots), mode)?;
     fs::remove_file(folder.compute_mode()).map_err(|source| save_error(folder, source))
 }
 
-fn library(folder: &DeviceFolder, control: &MpsControl) -> Result<PathBuf, ComputeModeError> {
-    library::find_library(&control.roots()).ok_or_else(|| ComputeModeError::NoDriver {
+fn library(folder: &DeviceFolder, roots: &DriverRoots) -> Result<PathBuf, ComputeModeError> {
+    let driver = roots.find().ok_or_else(|| ComputeModeError::NoDriver {
         device: folder.uuid().to_owned(),
-    })
+    })?;
+    Ok(driver.library)
 }
 
 /// Returns the GPU with its PCI address, by which NVML finds it without a look at the other GPUs.
-fn gpu(folder: &DeviceFolder, control: &MpsControl) -> GpuAddress {
+fn gpu(folder: &DeviceFolder, roots: &DriverRoots) -> GpuAddress {
     GpuAddress {
         uuid: folder.uuid().to_owned(),
-        pci_bus_id: pci::address_of(control.host_root(), folder.uuid()),
+        pci_bus_id: pci::address_of(&roots.host_root, folder.uuid()),
     }
 }
 
@@ -110,10 +111,9 @@ mod tests {
 
     #[test]
     fn a_mig_device_needs_no_driver_for_this() {
-        let nowhere = Path::new("/nowhere");
-        let folder = DeviceFolder::of(nowhere, "MIG-1").unwrap();
-        let control = MpsControl::new(nowhere, None);
-        set(&folder, &control).unwrap();
-        restore(&folder, &control).unwrap();
+        let folder = DeviceFolder::of(Path::new("/nowhere"), "MIG-1").unwrap();
+        let nowhere = DriverRoots::of_host(Path::new("/nowhere"));
+        set(&folder, &nowhere).unwrap();
+        restore(&folder, &nowhere).unwrap();
     }
 }

@@ -1,15 +1,22 @@
-//! Runs NVIDIA's program `nvidia-cuda-mps-control` from the driver root, with that as its `/`.
+//! Runs NVIDIA's program `nvidia-cuda-mps-control` from the driver root, with that as its `/`. Where the driver root is a folder
+//! with the driver's files alone, without a C library, the `/` is that of the host, as on GKE itself.
 
 use super::{
     device_folder::DeviceFolder,
     exec::MpsExecArgs,
     processes::{ChildPid, MARK},
 };
-use crate::driver::{hardware_probe::is_validated, library};
-use rustix::fs::{MemfdFlags, Mode, OFlags, ResolveFlags, SealFlags, fcntl_add_seals, memfd_create, openat2};
+use crate::{
+    driver::{
+        hardware_probe::DriverRoots,
+        library::{self, resolve_below},
+    },
+    runtime::bounded_file,
+};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use std::{
     fs::File,
-    io::{self, Read as _, Seek as _, SeekFrom, Write as _},
+    io::{self, Seek as _, SeekFrom, Write as _},
     os::unix::fs::FileExt as _,
     path::{Path, PathBuf},
     process::{ExitStatus, Stdio},
@@ -24,8 +31,7 @@ use tokio::{
 };
 use tracing::warn;
 
-/// Paths of the program in a driver root.
-const PROGRAMS: [&str; 2] = ["usr/bin/nvidia-cuda-mps-control", "bin/nvidia-cuda-mps-control"];
+const PROGRAM: &str = "nvidia-cuda-mps-control";
 /// Option of a daemon whose one server takes the clients of all users. Without it a client of another user waits until the
 /// clients before it have ended (nvidia-cuda-mps-control(1), "Description"). Older daemons do not know it.
 const MULTIUSER: &str = "-multiuser-server";
@@ -45,14 +51,20 @@ const KILL_TIMEOUT: Duration = Duration::from_secs(2);
 /// Failure of the program.
 #[derive(Debug, thiserror::Error)]
 pub enum MpsControlError {
-    /// No driver root has the program.
-    #[error(
-        "find usr/bin/nvidia-cuda-mps-control below {roots}: there is none; install the NVIDIA driver's compute \
-         utilities there"
-    )]
-    NoProgram {
+    /// No driver root has the driver.
+    #[error("find the NVIDIA driver of {PROGRAM} below {roots}: there is no libnvidia-ml.so.1")]
+    NoDriver {
         /// Driver roots that were searched.
         roots: String,
+    },
+    /// The driver root has no such program.
+    #[error(
+        "find {PROGRAM} below {}, where the driver is: there is none; install the NVIDIA driver's compute utilities there",
+        root.display()
+    )]
+    NoProgram {
+        /// Root of the driver on the host.
+        root: PathBuf,
     },
     /// The program could not be started.
     #[error("run nvidia-cuda-mps-control for {device}: {source}")]
@@ -100,44 +112,47 @@ pub enum MpsControlError {
 /// Runs the program for one device.
 #[derive(Clone, Debug)]
 pub struct MpsControl {
-    host_root: PathBuf,
-    driver_root: Option<PathBuf>,
+    roots: DriverRoots,
     hung: HungProgram,
+}
+
+/// The program, and the root in which it runs.
+struct ControlProgram {
+    /// The file in this container.
+    file: PathBuf,
+    /// Root of the process in this container.
+    root: PathBuf,
+    /// The file as a path in that root. It has no links: those of NixOS lie in `/run`, which the process sees empty.
+    path: PathBuf,
+    /// Folder of the driver's libraries as a path in that root.
+    libraries: PathBuf,
 }
 
 /// A killed program that has not ended. No other program starts meanwhile: each would hang as well.
 type HungProgram = Arc<Mutex<Option<(Child, ChildPid)>>>;
 
 impl MpsControl {
-    /// Searches `driver_root`, or the usual roots below `host_root` without one.
-    pub fn new(host_root: &Path, driver_root: Option<&Path>) -> Self {
-        Self {
-            host_root: host_root.to_owned(),
-            driver_root: driver_root.map(Path::to_owned),
-            hung: HungProgram::default(),
-        }
+    /// Searches the program in the root of the driver.
+    pub fn new(roots: DriverRoots) -> Self {
+        let hung = HungProgram::default();
+        Self { roots, hung }
     }
 
-    /// Returns the root of the host.
-    pub fn host_root(&self) -> &Path {
-        &self.host_root
-    }
-
-    /// Returns the folders that may be the driver's root.
-    pub fn roots(&self) -> Vec<PathBuf> {
-        library::roots(&self.host_root, self.driver_root.as_deref())
+    /// Returns the roots of the host and of its driver.
+    pub fn roots(&self) -> &DriverRoots {
+        &self.roots
     }
 
     /// Returns false while the driver's container is not ready; blocks.
     pub fn driver_is_validated(&self) -> bool {
-        let library = library::find_library(&self.roots());
-        library.is_none_or(|library| is_validated(&self.host_root, &library))
+        let driver = self.roots.find();
+        driver.is_none_or(|driver| self.roots.is_validated(&driver))
     }
 
     /// Starts the daemon of a device, for the clients of all users if it can; returns once it runs in the background.
     pub async fn start(&self, folder: &DeviceFolder) -> Result<(), MpsControlError> {
-        let (root, program) = self.find_program()?;
-        let multiuser = spawn_blocking(move || names_multiuser(&root, program).unwrap_or_default());
+        let program = self.find_program()?.file;
+        let multiuser = spawn_blocking(move || names_multiuser(&program).unwrap_or_default());
         let arguments: &[&str] = match multiuser.await {
             Ok(true) => &["-d", MULTIUSER],
             Ok(false) | Err(_) => &["-d"],
@@ -188,19 +203,23 @@ impl MpsControl {
     }
 
     fn command(&self, folder: &DeviceFolder, arguments: &[&str]) -> Result<Command, MpsControlError> {
-        let (root, program) = self.find_program()?;
+        let program = self.find_program()?;
+        // The control program starts its server by name.
+        let folders = program.path.parent().unwrap_or(&program.root).display();
         let agent = std::env::current_exe().map_err(|source| MpsControlError::Run {
             device: folder.uuid().to_owned(),
             source,
         })?;
         let mut command = Command::new(agent);
         command
-            .args(MpsExecArgs::arguments(&root, folder.path(), &folder.shm()))
+            .args(MpsExecArgs::arguments(&program.root, folder.path(), &folder.shm()))
             .arg("--")
-            .arg(Path::new("/").join(program))
+            .arg(&program.path)
             .args(arguments)
             .env_clear()
-            .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
+            .env("PATH", format!("{folders}:/usr/sbin:/usr/bin:/sbin:/bin"))
+            // Few distributions have these in the cache of the dynamic loader.
+            .env("LD_LIBRARY_PATH", &program.libraries)
             .env("CUDA_VISIBLE_DEVICES", folder.uuid())
             .env("CUDA_MPS_PIPE_DIRECTORY", folder.pipe())
             .env("CUDA_MPS_LOG_DIRECTORY", folder.log())
@@ -208,32 +227,34 @@ impl MpsControl {
         Ok(command)
     }
 
-    /// Returns the first driver root with the program, and the program's path in it. A symbolic link counts: it resolves inside
-    /// that root.
-    fn find_program(&self) -> Result<(PathBuf, &'static str), MpsControlError> {
-        let roots = self.roots();
-        let find = |root: &PathBuf| {
-            PROGRAMS
-                .into_iter()
-                .find(|program| root.join(program).symlink_metadata().is_ok())
+    /// Finds the program of the driver in use: one of another version would not work with its kernel module.
+    fn find_program(&self) -> Result<ControlProgram, MpsControlError> {
+        let driver = self.roots.find().ok_or_else(|| MpsControlError::NoDriver {
+            roots: library::join_roots(&self.roots.driver_roots),
+        })?;
+        let Some(file) = library::find_program(&driver.mounted, PROGRAM) else {
+            return Err(MpsControlError::NoProgram { root: driver.root });
         };
-        let found = roots.iter().find_map(|root| Some((root.clone(), find(root)?)));
-        found.ok_or_else(|| MpsControlError::NoProgram {
-            roots: library::join_roots(&roots),
+        let is_file_system = resolve_below(&driver.mounted, Path::new("usr")).is_some();
+        let root = if is_file_system {
+            &driver.mounted
+        } else {
+            &self.roots.host_root
+        };
+        let in_root = |path: &Path| Path::new("/").join(path.strip_prefix(root).unwrap_or(path));
+        Ok(ControlProgram {
+            root: root.clone(),
+            path: in_root(&file),
+            libraries: in_root(driver.library.parent().unwrap_or(&driver.mounted)),
+            file,
         })
     }
 }
 
 /// Returns true if the program's file has the name of the option; blocks. A daemon that does not know an option may take it for
 /// anything, so it is not tried out.
-fn names_multiuser(root: &Path, program: &str) -> io::Result<bool> {
-    let root = File::open(root)?;
-    let (flags, mode) = (OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
-    let mut content = Vec::new();
-    // A symbolic link resolves inside the root.
-    File::from(openat2(&root, program, flags, mode, ResolveFlags::IN_ROOT)?)
-        .take(MAX_PROGRAM)
-        .read_to_end(&mut content)?;
+fn names_multiuser(program: &Path) -> io::Result<bool> {
+    let content = bounded_file::start(program, MAX_PROGRAM)?;
     let name = MULTIUSER.trim_start_matches('-').as_bytes();
     Ok(content.windows(name.len()).any(|bytes| bytes == name))
 }
@@ -326,6 +347,7 @@ fn read_output(file: &File) -> io::Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
 
     fn folder() -> DeviceFolder {
         DeviceFolder::of(Path::new("/nowhere"), "GPU-1").unwrap()
@@ -396,26 +418,80 @@ mod tests {
 
     #[test]
     fn only_a_program_that_names_the_option_gets_it() {
-        let root = tempfile::tempdir().unwrap();
-        let folder = root.path().join("usr/bin");
-        std::fs::create_dir_all(&folder).unwrap();
-        // Absolute links count from the driver's root.
-        std::os::unix::fs::symlink("/usr/bin/of-the-driver", folder.join("nvidia-cuda-mps-control")).unwrap();
-        let names = || names_multiuser(root.path(), PROGRAMS[0]);
-        assert!(names().is_err());
+        let folder = tempfile::tempdir().unwrap();
+        let program = folder.path().join(PROGRAM);
+        assert!(names_multiuser(&program).is_err());
         for (content, expected) in [("\0-d\0-f\0", false), ("\0-d\0-multiuser-server\0", true)] {
-            std::fs::write(folder.join("of-the-driver"), content).unwrap();
-            assert_eq!(names().unwrap(), expected);
+            fs::write(&program, content).unwrap();
+            assert_eq!(names_multiuser(&program).unwrap(), expected);
         }
+    }
+
+    /// Makes an empty file with its folders.
+    fn touch(path: &Path) {
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, "").unwrap();
+    }
+
+    #[test]
+    fn a_program_runs_in_the_drivers_file_system_or_in_that_of_the_host() {
+        for (files, root, path, libraries) in [
+            (
+                ["run/nvidia/driver/usr/lib64", "run/nvidia/driver/usr/bin"],
+                "run/nvidia/driver",
+                "/usr/bin",
+                "/usr/lib64",
+            ),
+            (
+                ["usr/lib/x86_64-linux-gnu", "usr/bin"],
+                "",
+                "/usr/bin",
+                "/usr/lib/x86_64-linux-gnu",
+            ),
+            (
+                ["home/kubernetes/bin/nvidia/lib64", "home/kubernetes/bin/nvidia/bin"],
+                "",
+                "/home/kubernetes/bin/nvidia/bin",
+                "/home/kubernetes/bin/nvidia/lib64",
+            ),
+        ] {
+            let host = tempfile::tempdir().unwrap();
+            let [library, program] = files.map(|folder| host.path().join(folder));
+            touch(&library.join("libnvidia-ml.so.1"));
+            touch(&program.join(PROGRAM));
+            let found = MpsControl::new(DriverRoots::of_host(host.path()))
+                .find_program()
+                .unwrap();
+            assert_eq!(found.file, program.join(PROGRAM));
+            assert_eq!(found.root, host.path().join(root));
+            assert_eq!(found.path, Path::new(path).join(PROGRAM));
+            assert_eq!(found.libraries, Path::new(libraries));
+        }
+    }
+
+    #[test]
+    fn a_program_behind_a_link_is_named_where_it_is() {
+        let host = tempfile::tempdir().unwrap();
+        touch(&host.path().join("usr/lib64/libnvidia-ml.so.1"));
+        touch(&host.path().join("nix/store/a/bin").join(PROGRAM));
+        fs::create_dir_all(host.path().join("run/current-system")).unwrap();
+        std::os::unix::fs::symlink("/nix/store/a", host.path().join("run/current-system/sw")).unwrap();
+        let found = MpsControl::new(DriverRoots::of_host(host.path()))
+            .find_program()
+            .unwrap();
+        assert_eq!(found.path, Path::new("/nix/store/a/bin").join(PROGRAM));
     }
 
     #[tokio::test]
     async fn a_driver_without_the_program_is_an_error_that_names_where_it_was_searched() {
-        let root = tempfile::tempdir().unwrap();
-        let control = MpsControl::new(root.path(), None);
+        let host = tempfile::tempdir().unwrap();
+        let control = MpsControl::new(DriverRoots::of_host(host.path()));
+        let error = control.probe(&folder()).await.unwrap_err().to_string();
+        assert!(error.contains("below /run/nvidia/driver, / and "), "{error}");
+        touch(&host.path().join("run/nvidia/driver/usr/lib64/libnvidia-ml.so.1"));
         let error = control.probe(&folder()).await.unwrap_err().to_string();
         assert!(
-            error.contains("run/nvidia/driver and ") && error.contains("compute utilities"),
+            error.contains("below /run/nvidia/driver, where") && error.contains("compute utilities"),
             "{error}"
         );
     }

@@ -10,7 +10,7 @@ use super::{
     processes::DaemonProcesses,
 };
 use crate::{
-    driver::hardware_probe::module,
+    driver::hardware_probe::{DriverRoots, module},
     runtime::{blocking_thread::BlockingThread, clock::since_boot},
     store::atomic_file,
 };
@@ -102,7 +102,7 @@ impl DaemonRunner {
         let before = last_answer.take().filter(|_| desired == DesiredDaemon::Run);
         let (folder, control) = (self.folder.clone(), self.control.clone());
         let (answer, load, is_validated) = blocking(move || {
-            let load = module(control.host_root());
+            let load = module(&control.roots().host_root);
             if let Some(answer) = before.filter(DaemonAnswer::is_fresh) {
                 record_answer(&folder)?;
                 return Ok((Ok(answer), load, true));
@@ -228,7 +228,7 @@ impl DaemonRunner {
     }
 
     async fn prepare(&self) -> Result<()> {
-        let (folder, host_root) = (self.folder.clone(), self.control.host_root().to_owned());
+        let (folder, host_root) = (self.folder.clone(), self.control.roots().host_root.clone());
         let folders = blocking(move || folders::create(&folder, &host_root));
         folders.await.with_context(|| {
             let folder = self.folder.path().display();
@@ -244,10 +244,10 @@ impl DaemonRunner {
 
     async fn compute_mode(
         &self,
-        change: fn(&DeviceFolder, &MpsControl) -> Result<(), compute_mode::ComputeModeError>,
+        change: fn(&DeviceFolder, &DriverRoots) -> Result<(), compute_mode::ComputeModeError>,
     ) -> Result<()> {
-        let (folder, control) = (self.folder.clone(), self.control.clone());
-        let change = self.driver_thread.run(move || change(&folder, &control));
+        let (folder, roots) = (self.folder.clone(), self.control.roots().clone());
+        let change = self.driver_thread.run(move || change(&folder, &roots));
         Ok(timeout(CALL_TIMEOUT, change)
             .await
             .context("set the compute mode: NVML does not answer")???)

@@ -1,5 +1,5 @@
-//! `gpunode-agent mps-exec`: executes a program with a driver root as its `/`, and mounts the folder of one device and its
-//! shared memory there. The mounts are private to the program and end with it.
+//! `gpunode-agent mps-exec`: executes a program with a driver root, or that of the host, as its `/`, and mounts the folder of one
+//! device and its shared memory there. The mounts are private to the program and end with it.
 
 use anyhow::{Context as _, Result, bail};
 use clap::Args;

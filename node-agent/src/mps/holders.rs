@@ -24,7 +24,8 @@ impl HolderQuery {
         self.0.note_checkpoint();
     }
 
-    /// Returns every device with a share that a container holds.
+    /// Returns every device with a share that a container holds. A container with a claim of a DRA driver holds none: it is no
+    /// client of a daemon.
     pub async fn held_devices(&self) -> Result<BTreeSet<String>, PodResourcesError> {
         Ok(held(&self.0.observe().await?))
     }

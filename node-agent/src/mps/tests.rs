@@ -51,6 +51,16 @@ fn desired(supervisor: &Supervisor) -> Vec<(&str, DesiredDaemon)> {
         .collect()
 }
 
+#[test]
+fn agents_know_the_pod_of_the_supervisor_that_runs() {
+    let folder = tempfile::tempdir().unwrap();
+    assert_eq!(supervisor_pod(folder.path()), None);
+    for (uid, known) in [("first-uid", Some("first-uid")), ("next", Some("next")), ("", None)] {
+        drop(lock(folder.path(), uid).unwrap());
+        assert_eq!(supervisor_pod(folder.path()).as_deref(), known);
+    }
+}
+
 #[tokio::test]
 async fn a_folder_that_cannot_be_read_for_a_while_ends_nothing() {
     let node = tempfile::tempdir().unwrap();

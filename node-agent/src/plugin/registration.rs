@@ -5,7 +5,7 @@
 //! |---|---|
 //! | `register` | registers with the kubelet |
 //! | `backoff` | growing pauses after failures |
-//! | `served` | detects other plugins and forgotten resources |
+//! | `served` | detects other plugins, forgotten resources and devices of plugins that are gone |
 
 mod backoff;
 mod register;
@@ -28,7 +28,7 @@ use crate::{
 use backoff::Backoff;
 use gpunode_process::OnChange;
 use register::register;
-use served::{ForgottenResource, is_listed, is_served_by_another};
+use served::{AbandonedDevices, ForgottenResource, is_served_by_another, listed_ids, may_be_abandoned};
 use std::{
     collections::BTreeSet,
     io,
@@ -49,6 +49,10 @@ const STREAM_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Pause between two checks of a resource that another plugin serves.
 const SERVED_PAUSE: Duration = Duration::from_secs(1);
+
+/// Minimum time from the end of a stream to the next registration. The kubelet takes the end in meanwhile; where it has no
+/// healthy device of the resource, nothing shows when.
+const NOTICE_PAUSE: Duration = Duration::from_millis(200);
 
 /// Names of the registered resources and of those that another plugin serves.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -108,6 +112,7 @@ pub async fn keep_registered(
     let mut registration = RegistrationLoop {
         kubelet,
         kubelet_socket,
+        kubelet_id: None,
         name,
         advertised,
         stop,
@@ -133,6 +138,8 @@ pub async fn keep_registered(
 struct RegistrationLoop {
     kubelet: Kubelet,
     kubelet_socket: PathBuf,
+    /// Identity of the kubelet's socket at the last registration; none before the first.
+    kubelet_id: Option<FileId>,
     name: String,
     advertised: watch::Receiver<AdvertisedList>,
     stop: watch::Receiver<bool>,
@@ -160,10 +167,22 @@ impl RegistrationLoop {
         };
         let lost = self.registration(&server).await;
         self.kubelet.manager.end_serving(&self.name);
+        let is_reachable = server.is_reachable();
         // Stops before the next server starts: kubelets up to 1.36 take the end of an old stream for the end of the
         // new one.
         server.stop().await;
-        lost
+        if matches!(lost, RegistrationLost::Stopped) {
+            return lost;
+        }
+        // A kubelet that drops every registration must not be called in a hot loop.
+        let backoff = self.backoff.next();
+        let pause = if is_reachable {
+            backoff.max(NOTICE_PAUSE)
+        } else {
+            NOTICE_PAUSE
+        };
+        let is_stopped = self.pause(pause, None, self.kubelet_id).await;
+        if is_stopped { RegistrationLost::Stopped } else { lost }
     }
 
     fn bind(&self, socket: &Path) -> Result<PluginServer, BindError> {
@@ -176,10 +195,9 @@ impl RegistrationLoop {
 
     /// Registers, and returns at the end of the registration.
     async fn registration(&mut self, server: &PluginServer) -> RegistrationLost {
-        let kubelet_id = match self.register_until_taken(server).await {
-            Ok(kubelet_id) => kubelet_id,
-            Err(lost) => return lost,
-        };
+        if let Err(lost) = self.register_until_taken(server).await {
+            return lost;
+        }
         let mut streams = server.streams();
         let opened = tokio::select! {
             opened = timeout(STREAM_TIMEOUT, streams.wait_for(|streams| streams.opened > streams.ended)) => opened.is_ok(),
@@ -195,7 +213,7 @@ impl RegistrationLoop {
             .send_if_modified(|registered| registered.taken.insert(self.name.clone()));
         self.logged_reason.clear();
         let since = Instant::now();
-        let lost = self.until_lost(server, &mut streams, kubelet_id).await;
+        let lost = self.until_lost(server, &mut streams).await;
         let mut was_left = false;
         self.kubelet.registered.send_if_modified(|registered| {
             was_left = registered.others.contains(&self.name);
@@ -204,19 +222,16 @@ impl RegistrationLoop {
         if since.elapsed() >= STABLE_AFTER || was_left {
             self.backoff = Backoff::default();
         }
-        // A kubelet that drops every registration must not be called in a hot loop.
-        let pause = self.backoff.next();
-        let stopped = matches!(lost, RegistrationLost::Stopped) || self.pause(pause, Some(server), kubelet_id).await;
-        if stopped { RegistrationLost::Stopped } else { lost }
+        lost
     }
 
-    /// Registers until the kubelet accepts. Returns the identity of that kubelet's socket.
-    async fn register_until_taken(&mut self, server: &PluginServer) -> Result<Option<FileId>, RegistrationLost> {
+    /// Registers until the kubelet accepts.
+    async fn register_until_taken(&mut self, server: &PluginServer) -> Result<(), RegistrationLost> {
         let mut errors = OnChange::default();
         loop {
             self.until_free(server).await?;
             // Read before the call, to notice a kubelet that restarts during it.
-            let kubelet_id = FileId::of(&self.kubelet_socket);
+            self.kubelet_id = FileId::of(&self.kubelet_socket);
             self.kubelet.manager.begin_serving(&self.name, server.hold());
             let result = tokio::select! {
                 result = self.register(server.socket()) => result,
@@ -224,7 +239,7 @@ impl RegistrationLoop {
             };
             self.kubelet.manager.metrics().registered(&self.name, result.is_ok());
             let error = match result {
-                Ok(()) => return Ok(kubelet_id),
+                Ok(()) => return Ok(()),
                 Err(error) => error,
             };
             if let Some(error) = errors.changed(error) {
@@ -234,7 +249,7 @@ impl RegistrationLoop {
                 );
             }
             let pause = self.backoff.next();
-            if self.pause(pause, Some(server), kubelet_id).await {
+            if self.pause(pause, Some(server), self.kubelet_id).await {
                 return Err(RegistrationLost::Stopped);
             }
             if !server.is_reachable() {
@@ -248,8 +263,10 @@ impl RegistrationLoop {
         register(&self.kubelet_socket, &self.name, socket).await
     }
 
-    /// Waits until no other plugin serves the resource.
+    /// Waits until no other plugin serves the resource. Up to 1.36 a kubelet can lose track of a plugin, and keeps its devices
+    /// when it ends: they are registered after a while.
     async fn until_free(&mut self, server: &PluginServer) -> Result<(), RegistrationLost> {
+        let mut abandoned = AbandonedDevices::default();
         let mut kubelet_id = FileId::of(&self.kubelet_socket);
         let mut is_taken = tokio::select! {
             is_taken = is_served_by_another(&self.kubelet.pod_resources, &self.name) => is_taken,
@@ -277,10 +294,27 @@ impl RegistrationLoop {
                 return Err(RegistrationLost::retry("the socket is gone"));
             }
             kubelet_id = FileId::of(&self.kubelet_socket);
-            is_taken = tokio::select! {
-                listed = is_listed(&self.kubelet.pod_resources, &self.name) => listed.unwrap_or(true),
+            let listed = tokio::select! {
+                listed = listed_ids(&self.kubelet.pod_resources, &self.name) => listed,
                 () = until_stopped(self.stop.clone()) => return Err(RegistrationLost::Stopped),
             };
+            let Some(listed) = listed else { continue };
+            is_taken = !listed.is_empty();
+            let may_be = may_be_abandoned(
+                &listed,
+                &self.advertised.borrow().resource,
+                self.kubelet.directory.path(),
+            );
+            if is_taken && abandoned.check(Instant::now().into_std(), may_be) {
+                warn!(
+                    resource = self.name,
+                    devices = listed.len(),
+                    "the kubelet has kept the devices of a plugin that is gone; registering the resource"
+                );
+                let others = &self.kubelet.registered;
+                others.send_if_modified(|registered| registered.others.remove(&self.name));
+                return Ok(());
+            }
         }
     }
 
@@ -290,7 +324,6 @@ impl RegistrationLoop {
         &mut self,
         server: &PluginServer,
         streams: &mut watch::Receiver<StreamCounts>,
-        kubelet_id: Option<FileId>,
     ) -> RegistrationLost {
         let mut changes = self.kubelet.directory.changes();
         let mut observations = self.kubelet.manager.observed();
@@ -299,7 +332,7 @@ impl RegistrationLoop {
             if !server.is_reachable() {
                 return RegistrationLost::retry("the socket is gone");
             }
-            if self.has_other_socket(kubelet_id) {
+            if self.has_other_socket(self.kubelet_id) {
                 return RegistrationLost::retry("the kubelet restarted");
             }
             let StreamCounts { opened, ended } = *streams.borrow_and_update();
@@ -344,17 +377,18 @@ impl RegistrationLoop {
             let is_forgotten = self.is_forgotten(observation);
             return is_forgotten.then_some("the kubelet has forgotten the resource");
         }
-        let has_ended = observation.error.is_none() && !observation.allocatable.contains(&self.name);
+        let allocatable = observation.allocatable.as_ref();
+        let has_ended = allocatable.is_some_and(|allocatable| !allocatable.names.contains(&self.name));
         has_ended.then_some("the other plugin has ended")
     }
 
     fn is_forgotten(&mut self, observation: &ObservationState) -> bool {
-        let Some(at) = observation.started.filter(|_| observation.error.is_none()) else {
+        let Some(allocatable) = &observation.allocatable else {
             return false;
         };
         let is_missing = self.kubelet.manager.is_missing(&self.name);
-        self.forgotten
-            .check(at, is_missing, observation.allocatable.contains(&self.name))
+        let is_listed = allocatable.names.contains(&self.name);
+        self.forgotten.check(allocatable.started, is_missing, is_listed)
     }
 
     /// Waits until the next try is due, or until the kubelet restarts or the server's socket is gone. Returns true if

@@ -139,6 +139,11 @@ impl ResourceServers {
         if ended.is_err() {
             warn!("device plugin servers did not stop in time");
             self.tasks.shutdown().await;
+            // Aborted state machines have not done this.
+            for name in self.running.keys() {
+                self.kubelet.manager.end_serving(name);
+            }
+            self.kubelet.registered.send_replace(RegisteredResources::default());
         }
         self.running.clear();
     }
@@ -150,7 +155,7 @@ mod tests {
     use crate::{
         admin::metrics::AgentMetrics,
         devices::manager::{DeviceManager, DeviceManagerInputs, tests::nobody},
-        driver::{calls::DriverCalls, hardware_probe, utilisation::Utilisation},
+        driver::{hardware_probe::DriverRoots, utilisation::Utilisation},
         plugin::directory::PluginDirectory,
     };
     use gpunode_gpu::AdvertisedResource;
@@ -168,17 +173,14 @@ mod tests {
     }
 
     fn plugins(folder: &Path) -> ResourceServers {
-        let nowhere = hardware_probe::DriverRoots {
-            host_root: folder.to_owned(),
-            driver_root: None,
-            calls: DriverCalls::default(),
-        };
+        let nowhere = DriverRoots::of_host(folder);
         let manager = DeviceManager::new(DeviceManagerInputs {
-            host_root: folder.to_owned(),
+            roots: nowhere.clone(),
             mps_dir: folder.to_owned(),
             utilisation: Utilisation::new(nowhere, watch::channel(None).1),
             node: None,
             health: watch::Sender::default().subscribe(),
+            cdi: watch::Sender::default().subscribe(),
             metrics: AgentMetrics::new(),
         });
         let registered = watch::Sender::new(RegisteredResources::default());
@@ -214,6 +216,20 @@ mod tests {
         assert_eq!((plugins.tasks.len(), plugins.running.len()), (1, 1));
         assert_ne!(plugins.running.values().next().unwrap().task, old);
         plugins.withdraw().await;
+    }
+
+    #[tokio::test]
+    async fn a_server_that_does_not_stop_leaves_no_resource_registered() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut plugins = plugins(folder.path());
+        plugins.put(lists());
+        plugins.tasks.spawn(std::future::pending());
+        plugins.kubelet.registered.send_modify(|registered| {
+            registered.taken.insert("nvidia.com/gpu".to_owned());
+        });
+        plugins.withdraw().await;
+        assert_eq!(*plugins.registered().borrow(), RegisteredResources::default());
+        assert!(plugins.tasks.is_empty());
     }
 
     #[tokio::test]

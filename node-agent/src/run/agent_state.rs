@@ -2,13 +2,19 @@
 //! server.
 
 use crate::{
+    cdi::{
+        demand::{CdiDemand, CdiOptions},
+        state::CdiState,
+    },
     cli::NodeArgs,
     configuration::{
         in_force::{DesiredConfig, InForce},
         saved::SavedConfig,
     },
+    container_runtime::node_runtime::with_cdi_file,
     devices::{
         advertised::AdvertisedList,
+        injection::InjectionRules,
         manager::DeviceManager,
         state::{DeviceSnapshot, DeviceState, NO_ANSWER_YET},
     },
@@ -16,6 +22,7 @@ use crate::{
     handover::Fitness,
     health::node_health::NodeHealth,
     plugin::{registration::RegisteredResources, resources::ResourceServers},
+    runtime::channel::send_if_new,
     status::{
         conditions::not_advertised,
         inputs::{PluginStatus, StatusInputs},
@@ -25,9 +32,9 @@ use crate::{
     store::{assignments::SavedAssignments, atomic_file::DISK_TIMEOUT},
 };
 use anyhow::{Context as _, Result, bail};
-use gpunode_crds::Reason;
-use gpunode_gpu::DesiredDevices;
-use std::{io, sync::Arc};
+use gpunode_crds::{Reason, RuntimeStatus};
+use gpunode_gpu::{DesiredDevices, InjectionWays, unread_cdi_file};
+use std::{collections::HashSet, io, sync::Arc, time::Instant};
 use tokio::{sync::watch, task::spawn_blocking, time::timeout};
 use tracing::{error, info, warn};
 
@@ -36,6 +43,10 @@ pub struct AgentState<'a> {
     args: &'a NodeArgs,
     /// Health of the node's devices, for the report.
     node_health: watch::Receiver<Arc<NodeHealth>>,
+    /// Use of the CDI file; none before this agent holds the lock of the node.
+    cdi_demand: watch::Sender<Option<CdiDemand>>,
+    /// State of the CDI file.
+    cdi_state: watch::Receiver<CdiState>,
     in_force: InForce,
     /// The configuration on disk; `None` if the configuration comes from a file.
     saved_config: Option<SavedConfig>,
@@ -60,10 +71,14 @@ impl<'a> AgentState<'a> {
         args: &'a NodeArgs,
         saved_config: Option<SavedConfig>,
         node_health: watch::Receiver<Arc<NodeHealth>>,
+        cdi_demand: watch::Sender<Option<CdiDemand>>,
+        cdi_state: watch::Receiver<CdiState>,
     ) -> Self {
         Self {
             args,
             node_health,
+            cdi_demand,
+            cdi_state,
             in_force: InForce::default(),
             saved_config,
             config_known: false,
@@ -90,6 +105,17 @@ impl<'a> AgentState<'a> {
             .and_then(|config| config.health.clone())
             .unwrap_or_default()
             .into()
+    }
+
+    /// Returns the ways in which containers get their devices.
+    fn injection(&self) -> InjectionRules {
+        let config = self.in_force.accepted.as_ref().map(|accepted| &accepted.config);
+        config.map(InjectionRules::of).unwrap_or_default()
+    }
+
+    /// Returns the optional parts of the CDI file; none if no strategy uses it.
+    fn cdi_options(&self) -> Option<CdiOptions> {
+        CdiOptions::of(&self.in_force.accepted.as_ref()?.config)
     }
 
     /// Returns whether the configuration in force or the assignments still have to be saved.
@@ -178,6 +204,7 @@ impl<'a> AgentState<'a> {
     pub fn clear_devices(&mut self, manager: &DeviceManager) {
         (self.assignments, self.passed_devices, self.snapshot) = (None, None, DeviceSnapshot::default());
         (self.save_error, self.problem) = (None, None);
+        self.cdi_demand.send_replace(None);
         manager.change(|state| *state = DeviceState::default());
     }
 
@@ -203,24 +230,68 @@ impl<'a> AgentState<'a> {
         if self.assignments.is_none() || !self.config_known || !self.hardware_known {
             return;
         }
-        manager.set_pass_device_specs(self.in_force.pass_device_specs());
         let desired = &self.in_force.desired;
         if self.passed_devices.as_ref() != Some(desired) {
-            manager.change(|state| state.set_desired(DesiredDevices::clone(desired)));
+            manager.change(|state| state.set_desired(DesiredDevices::clone(desired), Instant::now()));
             manager.observe_now();
             self.passed_devices = Some(desired.clone());
         }
     }
 
-    /// Saves the device state to the disk, then advertises it to the kubelet.
-    pub async fn publish(&mut self, manager: &DeviceManager, plugins: &mut ResourceServers) {
+    /// Returns the use of the CDI file; none before it is known.
+    fn cdi_demand(&self, snapshot: &DeviceSnapshot, runtime: Option<&RuntimeStatus>) -> Option<CdiDemand> {
+        let options = self.cdi_options();
+        if !self.config_known || (options.is_some() && runtime.is_none()) {
+            return None;
+        }
+        let config = self.in_force.accepted.as_ref().map(|accepted| &accepted.config);
+        let ways = config.map(InjectionWays::of).unwrap_or_default();
+        Some(CdiDemand {
+            options,
+            unread: runtime.and_then(|runtime| unread_cdi_file(ways, runtime)),
+            in_use: snapshot.devices_in_use(),
+        })
+    }
+
+    /// Saves the device state to the disk, then advertises it to the kubelet. A device is advertised once it is known if the CDI file
+    /// describes it, and the ways in which containers get their devices change then.
+    pub async fn publish(
+        &mut self,
+        hardware: Option<&Arc<Hardware>>,
+        runtime: Option<&RuntimeStatus>,
+        manager: &DeviceManager,
+        plugins: &mut ResourceServers,
+    ) {
         manager
             .metrics()
             .set_config(self.in_force.accepted.as_ref().map(|accepted| accepted.hash.as_str()));
+        if self.assignments.is_none() {
+            return;
+        }
+        let (snapshot, changes) = manager.snapshot();
+        let demand = self.cdi_demand(&snapshot, runtime);
+        send_if_new(&self.cdi_demand, demand.clone());
+        if self.cdi_options().is_some() && self.config_known {
+            let devices = snapshot.assignments.keys();
+            let is_known = self
+                .cdi_state
+                .borrow()
+                .knows(hardware.cloned(), demand.as_ref(), devices);
+            if !is_known {
+                // A fault does not wait for the file.
+                let advertised = with_lost_health(&self.snapshot.advertised, &snapshot.advertised);
+                plugins.put(advertised.clone());
+                self.snapshot = snapshot.before_publication(advertised);
+                return;
+            }
+        }
+        if self.config_known && manager.set_injection(&self.injection()) {
+            // This change brings the next call.
+            return;
+        }
         let Some(assignments) = &mut self.assignments else {
             return;
         };
-        let (snapshot, changes) = manager.snapshot();
         if assignments.has(&snapshot.assignments) {
             // A device that turns unhealthy reaches the kubelet without waiting for the disk.
             plugins.put(snapshot.advertised.clone());
@@ -246,10 +317,8 @@ impl<'a> AgentState<'a> {
                     warn!(error, folder = %self.args.host.state_dir.display(), "cannot save the assignments; the advertised devices stay unchanged");
                     self.save_error = error;
                 }
-                self.snapshot = DeviceSnapshot {
-                    advertised: std::mem::take(&mut self.snapshot.advertised),
-                    ..snapshot
-                };
+                let published = std::mem::take(&mut self.snapshot.advertised);
+                self.snapshot = snapshot.before_publication(published);
             }
         }
     }
@@ -270,14 +339,26 @@ impl<'a> AgentState<'a> {
     }
 
     /// Returns the status to report; `None` before this agent reports for the node.
-    pub fn report(&self, hardware: &Hardware, registered: &RegisteredResources) -> Option<StatusReport> {
+    pub fn report(
+        &self,
+        hardware: &Hardware,
+        runtime: Option<&RuntimeStatus>,
+        registered: &RegisteredResources,
+    ) -> Option<StatusReport> {
         if !self.config_known || !self.snapshot.daemons_known {
             return None;
         }
+        // A driver that is away is reported by itself.
+        let describes = self.cdi_options().is_some() && hardware.driver == DriverState::Answers;
+        let cdi_state = self.cdi_state.borrow().clone();
+        let cdi = describes.then_some(&cdi_state);
+        let is_offered = |uuid: &str| self.snapshot.assignments.contains_key(uuid);
+        let runtime = runtime.map(|runtime| with_cdi_file(runtime, cdi, is_offered));
         let inputs = StatusInputs {
             hardware,
             snapshot: &self.snapshot,
             health: &self.node_health.borrow(),
+            runtime: runtime.as_ref(),
             plugin: Some(self.plugin(registered)),
         };
         Some(StatusReport {
@@ -285,6 +366,22 @@ impl<'a> AgentState<'a> {
             create: hardware.has_gpus(),
         })
     }
+}
+
+/// Returns the lists of `before`, in which the shares that are unhealthy in `now` are so too.
+fn with_lost_health(before: &[AdvertisedList], now: &[AdvertisedList]) -> Vec<AdvertisedList> {
+    let shares = now.iter().flat_map(|list| &list.resource.shares);
+    let lost: HashSet<&str> = shares
+        .filter(|share| !share.healthy)
+        .map(|share| share.id.as_str())
+        .collect();
+    let mut lists = before.to_vec();
+    for list in &mut lists {
+        for share in &mut Arc::make_mut(&mut list.resource).shares {
+            share.healthy &= !lost.contains(share.id.as_str());
+        }
+    }
+    lists
 }
 
 /// Returns the number of held shares of each advertised resource, also 0, and of those that are no longer advertised.
@@ -295,4 +392,43 @@ fn held_shares(snapshot: &DeviceSnapshot) -> impl Iterator<Item = (&str, u32)> {
         .iter()
         .map(|holder| (holder.resource.as_str(), holder.count));
     advertised.chain(held)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gpunode_gpu::{AdvertisedResource, AdvertisedShare};
+
+    fn list(shares: &[(&str, bool)]) -> AdvertisedList {
+        let share = |(id, healthy): &(&str, bool)| AdvertisedShare {
+            id: (*id).to_owned(),
+            healthy: *healthy,
+            numa_node: None,
+            surplus: false,
+        };
+        let resource = AdvertisedResource {
+            name: "nvidia.com/gpu".to_owned(),
+            shares: shares.iter().map(share).collect(),
+        };
+        AdvertisedList {
+            resource: Arc::new(resource),
+            resend: 0,
+        }
+    }
+
+    #[test]
+    fn a_fault_reaches_the_kubelet_while_a_new_device_waits_for_the_file() {
+        let before = [list(&[("GPU-0", true), ("GPU-1", true), ("GPU-2", false)])];
+        let now = [list(&[
+            ("GPU-0", true),
+            ("GPU-1", false),
+            ("GPU-2", true),
+            ("GPU-3", true),
+        ])];
+        assert_eq!(
+            with_lost_health(&before, &now),
+            [list(&[("GPU-0", true), ("GPU-1", false), ("GPU-2", false)])]
+        );
+        assert!(with_lost_health(&[], &now).is_empty());
+    }
 }

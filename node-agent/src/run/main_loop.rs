@@ -3,10 +3,12 @@
 use crate::{
     admin::server::Readiness,
     api_server::events::{EventReason, NodeEventSender},
+    cdi::{keeper::CdiKeeper, state::CdiState},
     cli::RunArgs,
     configuration::{file, in_force::DesiredConfig},
     devices::manager::DeviceManager,
     driver::hardware::{DriverState, Hardware},
+    gpu_processes::GpuProcessWatch,
     handover::{Fitness, HandoverCommand},
     health::{HealthMonitor, MonitorInputs},
     plugin::{registration::RegisteredResources, resources::ResourceServers, socket::remove_stale_sockets},
@@ -26,6 +28,7 @@ use crate::{
 };
 use anyhow::{Context as _, Result, bail};
 use gpunode_config::HealthRules;
+use gpunode_crds::RuntimeStatus;
 use std::{mem, sync::Arc, time::Duration};
 use tokio::{
     sync::{Mutex, Notify, mpsc, watch},
@@ -48,8 +51,12 @@ pub struct MainLoopInputs {
     /// Result of the last hardware probe; `None` before the first.
     pub hardware: watch::Receiver<Option<Arc<Hardware>>>,
     pub desired_config: watch::Receiver<DesiredConfig>,
+    /// Settings of the container runtime; `None` before they were read.
+    pub container_runtime: watch::Receiver<Option<Arc<RuntimeStatus>>>,
     /// Number of the last change to the device state.
     pub device_changes: watch::Receiver<u64>,
+    /// State of the CDI file.
+    pub cdi_state: watch::Receiver<CdiState>,
     /// Resources that the kubelet has accepted.
     pub registered: watch::Receiver<RegisteredResources>,
     /// Tasks that run as long as the agent.
@@ -91,7 +98,7 @@ enum LoopInput {
     SaveRetry,
     /// New hardware, or another desired configuration.
     HardwareOrConfig,
-    /// Another state of the devices or of their registration.
+    /// Another state of the devices, of their registration, of the CDI file or of the container runtime.
     Devices,
     /// A task that runs as long as the agent has ended, as this text says.
     Ended(String),
@@ -109,6 +116,10 @@ pub struct MainLoop<'a> {
     pub manager: Arc<DeviceManager>,
     /// Device plugin servers.
     pub plugins: ResourceServers,
+    /// Keeper of the CDI file, which runs while this agent is active.
+    pub cdi: CdiKeeper,
+    /// Watch of the processes on GPUs, which runs while this agent is active.
+    pub gpu_processes: GpuProcessWatch,
     /// Inputs of the health monitor, which one active role at a time takes.
     pub health_inputs: Arc<Mutex<MonitorInputs>>,
     pub node_events: NodeEventSender,
@@ -149,6 +160,8 @@ impl MainLoop<'_> {
             _ = inputs.desired_config.changed() => LoopInput::HardwareOrConfig,
             _ = inputs.device_changes.changed() => LoopInput::Devices,
             _ = inputs.registered.changed() => LoopInput::Devices,
+            _ = inputs.cdi_state.changed() => LoopInput::Devices,
+            _ = inputs.container_runtime.changed() => LoopInput::Devices,
             name = self.plugins.failed() => LoopInput::Ended(format!("serve {name}: its task ended")),
             ended = inputs.tasks.join_next() => LoopInput::Ended(format!("a task ended unexpectedly: {ended:?}")),
             ended = self.role.failed() => LoopInput::Ended(format!("a task ended unexpectedly: {ended}")),
@@ -164,7 +177,7 @@ impl MainLoop<'_> {
             self.state.evaluate(&desired_config, hardware.as_deref()).await?;
             send_if_new(&self.outputs.health_rules, self.state.health_rules());
         }
-        self.publish(hardware.as_deref()).await;
+        self.publish(hardware.as_ref()).await;
         Ok(())
     }
 
@@ -199,7 +212,13 @@ impl MainLoop<'_> {
         // Faults must be known before the kubelet gets a list of devices.
         let monitor = HealthMonitor::open(self.health_inputs.clone().lock_owned().await).await;
         self.state.restore_devices(&self.manager).await?;
-        self.role = Role::Active(ActiveTasks::begin(monitor, &self.manager, &self.args.node));
+        self.role = Role::Active(ActiveTasks::begin(
+            monitor,
+            &self.manager,
+            self.cdi.clone(),
+            self.gpu_processes.clone(),
+            &self.args.node,
+        ));
         for file in atomic_file::take_set_aside() {
             self.node_events.send(EventReason::StateFileCorrupt, file.clone(), file);
         }
@@ -213,13 +232,18 @@ impl MainLoop<'_> {
         self.outputs.status_reports.send_replace(None);
         self.plugins.withdraw().await;
         active.end().await;
+        self.cdi.state.send_replace(CdiState::default());
         self.state.clear_devices(&self.manager);
     }
 
     /// Publishes devices, readiness and status, where they changed.
-    async fn publish(&mut self, hardware: Option<&Hardware>) {
+    async fn publish(&mut self, hardware: Option<&Arc<Hardware>>) {
+        let runtime = self.inputs.container_runtime.borrow().clone();
         self.state.pass_desired_devices(&self.manager);
-        self.state.publish(&self.manager, &mut self.plugins).await;
+        self.state
+            .publish(hardware, runtime.as_deref(), &self.manager, &mut self.plugins)
+            .await;
+        let hardware: Option<&Hardware> = hardware.map(Arc::as_ref);
         // Read after the publication, which may have changed it.
         let registered = self.inputs.registered.borrow().clone();
         self.state.log_problem(&registered);
@@ -228,7 +252,8 @@ impl MainLoop<'_> {
             &self.outputs.readiness,
             readiness_of(&self.role, hardware, &self.state, &registered),
         );
-        if let Some(report) = hardware.and_then(|hardware| self.state.report(hardware, &registered)) {
+        let report = hardware.and_then(|hardware| self.state.report(hardware, runtime.as_deref(), &registered));
+        if let Some(report) = report {
             send_if_new(&self.outputs.status_reports, Some(report));
         }
     }

@@ -1,6 +1,9 @@
 //! Role of this agent: on standby, active (registered with the kubelet), or done.
 
-use crate::{cli::NodeArgs, devices::manager::DeviceManager, health::HealthMonitor};
+use crate::{
+    cdi::keeper::CdiKeeper, cli::NodeArgs, devices::manager::DeviceManager, gpu_processes::GpuProcessWatch,
+    health::HealthMonitor, runtime::blocking_thread::BlockingThread,
+};
 use std::{future::pending, sync::Arc, time::Duration};
 use tokio::{
     sync::oneshot,
@@ -9,7 +12,7 @@ use tokio::{
 };
 use tracing::warn;
 
-/// Longest time to save the faults at the end of an active role.
+/// Longest time to save the faults, and to end a write of the CDI file, at the end of an active role.
 const END_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Role of this agent on its node.
@@ -27,20 +30,32 @@ pub struct ActiveTasks {
     tasks: JoinSet<()>,
     monitor: JoinHandle<()>,
     end_monitor: oneshot::Sender<()>,
+    /// Thread that writes the CDI file.
+    cdi_disk: BlockingThread,
 }
 
 impl ActiveTasks {
     /// Starts the tasks.
-    pub fn begin(monitor: HealthMonitor, manager: &Arc<DeviceManager>, args: &NodeArgs) -> Self {
+    pub fn begin(
+        monitor: HealthMonitor,
+        manager: &Arc<DeviceManager>,
+        cdi: CdiKeeper,
+        gpu_processes: GpuProcessWatch,
+        args: &NodeArgs,
+    ) -> Self {
         let mut tasks = JoinSet::new();
+        let cdi_disk = cdi.disk.clone();
+        tasks.spawn(cdi.run());
+        tasks.spawn(gpu_processes.run());
         tasks.spawn(manager.clone().watch_holders(args.pod_resources()));
         tasks.spawn(manager.clone().watch_daemons());
-        tasks.spawn(manager.clone().watch_health());
+        tasks.spawn(manager.clone().watch_inputs());
         let (end_monitor, monitor_end) = oneshot::channel();
         Self {
             tasks,
             monitor: tokio::spawn(monitor.watch(monitor_end)),
             end_monitor,
+            cdi_disk,
         }
     }
 }
@@ -57,12 +72,13 @@ impl Role {
         }
     }
 
-    /// Stops the tasks. The faults are then on disk for the next agent.
+    /// Stops the tasks. The faults are then on disk for the next agent, and this one writes the CDI file no more.
     pub async fn end(self) {
         let Self::Active(ActiveTasks {
-            tasks: _aborted,
+            mut tasks,
             mut monitor,
             end_monitor,
+            cdi_disk,
         }) = self
         else {
             return;
@@ -72,6 +88,13 @@ impl Role {
             monitor.abort();
             warn!(
                 "cannot save the faults before another agent takes over: no answer from the disk within {END_TIMEOUT:?}"
+            );
+        }
+        tasks.shutdown().await;
+        // A write that has begun goes on without its task.
+        if timeout(END_TIMEOUT, cdi_disk.run(|| ())).await.is_err() {
+            warn!(
+                "cannot end a write of the CDI file before another agent takes over: no answer from the disk within {END_TIMEOUT:?}"
             );
         }
     }

@@ -7,17 +7,16 @@ use crate::{
     plugin::registration::RegisteredResources,
     status::inputs::{PluginStatus, StatusInputs},
 };
-use gpunode_crds::{ConditionType, MpsDaemonState, Reason, UntimedCondition};
+use gpunode_crds::{ConditionType, EVERY_GPU_ANSWERS, MpsDaemonState, Reason, SERVED_BY_DRA, UntimedCondition};
 use gpunode_gpu::DeviceProblemKind;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use std::collections::BTreeMap;
 
 /// Returns the resources that the kubelet has not accepted yet, as text of `/readyz`.
 pub fn not_registered(snapshot: &DeviceSnapshot, plugin: PluginStatus<'_>) -> Option<String> {
-    let names = snapshot
-        .advertised
-        .iter()
-        .map(|advertised| advertised.resource.name.as_str());
+    let published = snapshot.advertised.iter().map(|list| list.resource.name.as_str());
+    let names = published.chain(snapshot.unpublished.iter().map(String::as_str));
     let RegisteredResources { taken, others } = plugin.registered;
     let missing: Vec<&str> = names
         .filter(|name| !taken.contains(*name) && !others.contains(*name))
@@ -36,7 +35,7 @@ pub fn conditions(inputs: StatusInputs<'_>) -> Vec<Condition> {
     let mut conditions: Vec<UntimedCondition> = driver(inputs.hardware).into_iter().collect();
     if let Some(plugin) = inputs.plugin {
         conditions.push(configuration(plugin));
-        conditions.push(registration(inputs.snapshot, plugin));
+        conditions.push(registration(inputs.snapshot, inputs.health, plugin));
         conditions.push(devices(inputs.snapshot, inputs.health, plugin));
     }
     let ready = match conditions.iter().find(|condition| !condition.holds) {
@@ -58,7 +57,10 @@ pub fn conditions(inputs: StatusInputs<'_>) -> Vec<Condition> {
         ),
     };
     conditions.insert(0, ready);
-    if let Some(served) = inputs.plugin.and_then(served_by_another) {
+    if let Some(served) = inputs
+        .plugin
+        .and_then(|plugin| served_by_another(inputs.health, plugin))
+    {
         conditions.push(UntimedCondition::new(
             ConditionType::ResourceServedByAnother,
             true,
@@ -89,7 +91,7 @@ fn driver(hardware: &Hardware) -> Option<UntimedCondition> {
         DriverState::Waiting(message) => Some(UntimedCondition::new(available, false, Reason::DriverNotReady, message)),
         // The other GPUs are advertised all the same.
         DriverState::Answers => {
-            let problem = hardware.problem().unwrap_or_else(|| "the driver answers".to_owned());
+            let problem = hardware.problem().unwrap_or_else(|| EVERY_GPU_ANSWERS.to_owned());
             Some(UntimedCondition::new(available, true, Reason::DriverAnswers, problem))
         }
     }
@@ -120,9 +122,9 @@ fn configuration(plugin: PluginStatus<'_>) -> UntimedCondition {
     }
 }
 
-fn registration(snapshot: &DeviceSnapshot, plugin: PluginStatus<'_>) -> UntimedCondition {
+fn registration(snapshot: &DeviceSnapshot, health: &NodeHealth, plugin: PluginStatus<'_>) -> UntimedCondition {
     let registered = ConditionType::Registered;
-    if let Some(served) = served_by_another(plugin) {
+    if let Some(served) = served_by_another(health, plugin) {
         return UntimedCondition::new(registered, false, Reason::ServedByAnother, served);
     }
     match not_registered(snapshot, plugin) {
@@ -131,8 +133,11 @@ fn registration(snapshot: &DeviceSnapshot, plugin: PluginStatus<'_>) -> UntimedC
     }
 }
 
-/// Returns the condition of resources that another plugin serves.
-fn served_by_another(plugin: PluginStatus<'_>) -> Option<String> {
+/// Returns the condition of resources that another plugin serves, or of GPUs that NVIDIA's DRA driver serves.
+fn served_by_another(health: &NodeHealth, plugin: PluginStatus<'_>) -> Option<String> {
+    if health.served_by_dra && !plugin.in_force.desired.present.is_empty() {
+        return Some(SERVED_BY_DRA.to_owned());
+    }
     let others: Vec<&str> = plugin.registered.others.iter().map(String::as_str).collect();
     (!others.is_empty()).then(|| {
         format!(
@@ -182,6 +187,9 @@ pub fn not_advertised(
         let messages: Vec<&str> = problems.iter().map(|problem| problem.message.as_str()).collect();
         return Some((reason(first.kind), messages.join("; ")));
     }
+    if let Some(message) = not_injectable(snapshot, plugin) {
+        return Some((Reason::CdiNotDescribed, message));
+    }
     let devices = |state| {
         let daemons = snapshot.daemons.iter().filter(move |daemon| daemon.state == state);
         daemons.map(|daemon| daemon.device.as_str()).collect::<Vec<&str>>()
@@ -212,6 +220,24 @@ pub fn not_advertised(
             what.join("; ")
         );
         (Reason::MpsDaemonNotAnswering, message)
+    })
+}
+
+/// Returns the devices that no strategy can hand over, by their reasons, and the remedy.
+fn not_injectable(snapshot: &DeviceSnapshot, plugin: PluginStatus<'_>) -> Option<String> {
+    let mut devices: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+    for (uuid, reason) in &snapshot.not_injectable {
+        devices.entry(reason).or_default().push(name(plugin, uuid));
+    }
+    let of_each = devices
+        .into_iter()
+        .map(|(reason, names)| format!("no container can get {}: {reason}", names.join(", ")));
+    let reasons: Vec<String> = of_each.collect();
+    (!reasons.is_empty()).then(|| {
+        format!(
+            "{}; resolve it, or add Envvar to deviceListStrategy where containers run with NVIDIA's runtime",
+            reasons.join("; ")
+        )
     })
 }
 

@@ -4,6 +4,7 @@ use crate::{
     configuration::in_force::InForce, devices::state::DeviceSnapshot, driver::hardware::Hardware,
     health::node_health::NodeHealth, plugin::registration::RegisteredResources,
 };
+use gpunode_crds::RuntimeStatus;
 
 /// The agent that reports.
 #[derive(Clone, Debug, Default)]
@@ -25,6 +26,8 @@ pub struct StatusInputs<'a> {
     pub snapshot: &'a DeviceSnapshot,
     /// Faulty devices.
     pub health: &'a NodeHealth,
+    /// Container runtime of the node; none before it was read.
+    pub runtime: Option<&'a RuntimeStatus>,
     /// State of the device plugin; none for discovery.
     pub plugin: Option<PluginStatus<'a>>,
 }

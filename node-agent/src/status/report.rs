@@ -54,6 +54,7 @@ pub fn status(identity: &AgentIdentity, inputs: StatusInputs<'_>) -> GpuNodeStat
         cuda_version: inventory.and_then(|inventory| inventory.cuda_version.clone()),
         machine: inputs.hardware.machine.product.clone(),
         vgpu: inputs.hardware.machine.vgpu.as_ref().map(hardware::vgpu),
+        runtime: inputs.runtime.cloned(),
         mig_strategy: in_force
             .and_then(|in_force| Some(in_force.accepted.as_ref()?.config.mig_strategy()))
             .filter(|strategy| *strategy != MigStrategy::None),

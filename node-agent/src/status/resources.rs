@@ -24,9 +24,10 @@ pub fn resources(snapshot: &DeviceSnapshot, health: &NodeHealth, plugin: PluginS
         .iter()
         .map(|pending| &pending.device)
         .chain(silent.keys())
+        .chain(snapshot.not_injectable.keys())
         .map(String::as_str)
         .collect();
-    let concerns_all = health.unavailable.is_some() || health.paused.is_some();
+    let concerns_all = health.unavailable.is_some() || health.paused.is_some() || health.served_by_dra;
     let is_explained = |device: &str| concerns_all || explained.contains(device) || snapshot.is_faulty(device, health);
     let of = |advertised: &AdvertisedList| ResourceStatus {
         registered: plugin.registered.taken.contains(&advertised.resource.name),

@@ -226,6 +226,10 @@ fn complete(
     set_times(status, &before, now);
     set_health_times(status, &before, now);
     keep_missing(status, &before, now);
+    if status.runtime.is_none() {
+        // The agent has just started, and has not read it yet.
+        status.runtime.clone_from(&before.runtime);
+    }
     *status != before
 }
 

@@ -1,10 +1,11 @@
 //! Files that are replaced as a whole: a reader gets the old content or the new one, even after a power cut.
 
+use crate::runtime::bounded_file;
 use serde::{Deserialize, de::DeserializeOwned, de::Error as _};
 use std::{
     ffi::OsString,
     fs::{self, File},
-    io::{self, Read as _, Write as _},
+    io::{self, Write as _},
     mem,
     path::{Path, PathBuf},
     sync::{Mutex, PoisonError},
@@ -61,9 +62,7 @@ pub fn load<T: DeserializeOwned>(path: &Path, format: u32) -> Option<T> {
 
 /// Returns the bytes of the file at `path`; blocks. A file that is too long is cut, and is no valid JSON then.
 pub fn read(path: &Path) -> io::Result<Vec<u8>> {
-    let mut text = Vec::new();
-    File::open(path)?.take(MAX_BYTES).read_to_end(&mut text)?;
-    Ok(text)
+    bounded_file::start(path, MAX_BYTES)
 }
 
 fn parse<T: DeserializeOwned>(text: &[u8], known: u32) -> serde_json::Result<T> {

@@ -25,6 +25,11 @@ const EXPLAIN_EXIT_CODES: &str = "Exit codes:
   1  the node does not exist, the cluster or a file cannot be read, or an argument
      is wrong";
 
+const DOCTOR_EXIT_CODES: &str = "Exit codes:
+  0  pods get their GPUs on every examined node, as far as the agents can tell
+  1  pods would get no GPU on a node; or no agent reports a GPU on the node, the
+     cluster or a file cannot be read, or an argument is wrong";
+
 const TOPO_EXIT_CODES: &str = "Exit codes:
   0  the links are shown, and the answer to --request, even if no GPU can be
      chosen
@@ -115,6 +120,19 @@ pub enum PluginCommand {
 
 {EXPLAIN_EXIT_CODES}"))]
     Explain(ExplainArgs),
+    /// Say on which nodes pods would get no GPU, and what to do
+    ///
+    /// With a NODE: every finding about it, the worst first. Without: a line for each
+    /// problem, with the number of nodes and examples. It reads what the agents
+    /// reported last: driver, GPUs, container runtime with CDI and its handlers,
+    /// SELinux and other device plugins; and the RuntimeClasses of the cluster.
+    #[command(verbatim_doc_comment, after_help = format!("Examples:
+  kubectl gpunode doctor
+  kubectl gpunode doctor gpu-17
+  kubectl gpunode doctor -o json | jq '.problems[] | select(.severity == \"noGpu\")'
+
+{DOCTOR_EXIT_CODES}"))]
+    Doctor(DoctorArgs),
     /// Show how the GPUs of a node are linked, and which GPUs a container would get
     ///
     /// The table looks like `nvidia-smi topo -m` and adds the pods that hold each
@@ -128,11 +146,12 @@ pub enum PluginCommand {
 
 {TOPO_EXIT_CODES}"))]
     Topo(TopoArgs),
-    /// Write the cluster state that `plan`, `explain` and `topo` read, as one list
+    /// Write what `plan`, `explain`, `topo` and `doctor` read of a cluster, as one list
     ///
     /// The list holds the policies, the GpuNodes with their holders, the operator's
     /// settings, the fields of each Node that a plan reads, and the names and
-    /// tolerations of the pods on nodes with a GpuNode.
+    /// tolerations of the pods on nodes with a GpuNode. It holds no RuntimeClasses:
+    /// from a dump, `doctor` does not tell if one exists that pods have to name.
     #[command(verbatim_doc_comment, after_help = format!("Examples:
   kubectl gpunode dump > cluster.yaml
   kubectl gpunode plan -f policies/ --nodes cluster.yaml
@@ -241,6 +260,20 @@ pub struct ExplainArgs {
     /// List every label with a fact about the GPUs, and not only their number
     #[arg(long)]
     pub all: bool,
+    /// The source of the cluster state.
+    #[command(flatten)]
+    pub source: SourceArgs,
+    /// Output format
+    #[arg(short, long, value_enum, default_value_t)]
+    pub output: OutputFormat,
+}
+
+/// Arguments of `doctor`.
+#[derive(Debug, Args)]
+pub struct DoctorArgs {
+    /// Show every finding about this node
+    #[arg(value_name = "NODE")]
+    pub node: Option<String>,
     /// The source of the cluster state.
     #[command(flatten)]
     pub source: SourceArgs,

@@ -22,19 +22,29 @@ pub fn resources(config: &AgentConfig) -> Vec<(String, String)> {
         .collect()
 }
 
-/// Returns the other settings that differ from their defaults.
+/// Returns the other settings that are on or set.
 pub fn others(config: &AgentConfig) -> Vec<(&'static str, String)> {
     let switches = [
         ("passDeviceSpecs", config.pass_device_specs()),
         ("failOnInitError", config.fail_on_init_error()),
+        ("gds", config.gds()),
+        ("mofed", config.mofed()),
+        ("gdrcopy", config.gdrcopy()),
     ];
     let switches = switches
         .into_iter()
         .filter(|(_, on)| *on)
         .map(|(name, _)| (name, "true".to_owned()));
     let mig = Some(config.mig_strategy()).filter(|strategy| *strategy != MigStrategy::None);
+    let strategies: Vec<String> = config.device_list_strategy.iter().map(in_the_api).collect();
+    let channels: Vec<String> = config.imex_channels.iter().map(ToString::to_string).collect();
+    let lists = [("deviceListStrategy", strategies), ("imexChannels", channels)];
+    let lists = lists.into_iter().filter(|(_, values)| !values.is_empty());
+    let prefix = config.cdi_annotation_prefix.clone();
     switches
         .chain(mig.map(|strategy| ("mig.strategy", format!("{strategy:?}"))))
+        .chain(lists.map(|(name, values)| (name, values.join(", "))))
+        .chain(prefix.map(|prefix| ("cdiAnnotationPrefix", prefix)))
         .collect()
 }
 
@@ -170,6 +180,10 @@ mod tests {
     fn a_configuration_is_told_in_words() {
         insta::assert_snapshot!(words("
 passDeviceSpecs: true
+gds: true
+deviceListStrategy: [CdiAnnotations, Envvar]
+cdiAnnotationPrefix: cdi.example.com/
+imexChannels: [0]
 mig: {strategy: Mixed}
 resources:
 - {name: a.b/whole, allocation: Packed, devices: {indices: [0, 1], products: [T*]}}
@@ -190,7 +204,11 @@ resources:
         a.b/mig: MIG devices, only migProfiles 1g.*, *+me
         a.b/mps: 10 shares per MIG device (Mps), 2 on indices 3, only kind MigDevice
         passDeviceSpecs = true
+        gds = true
         mig.strategy = Mixed
+        deviceListStrategy = CdiAnnotations, Envvar
+        imexChannels = 0
+        cdiAnnotationPrefix = cdi.example.com/
         ");
         assert_eq!(words("{}"), ["nvidia.com/gpu: whole GPUs"]);
         assert_eq!(

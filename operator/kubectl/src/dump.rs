@@ -1,4 +1,4 @@
-//! `kubectl gpunode dump`: the cluster state that `plan`, `explain` and `topo` read, as one list.
+//! `kubectl gpunode dump`: the cluster state that `plan`, `explain`, `topo` and `doctor` read, as one list.
 
 use crate::{
     cli::{DocumentFormat, DumpArgs},

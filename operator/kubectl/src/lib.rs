@@ -7,6 +7,7 @@
 //! | `status` | shows nodes, devices, policies, rollouts and problems |
 //! | `plan` | shows what applying or deleting policies would change |
 //! | `explain` | shows why a node has its labels, taints and configuration |
+//! | `doctor` | says on which nodes pods would get no GPU, and what to do |
 //! | `topo` | shows the links between a node's GPUs, and which GPUs a request would get |
 //! | `validate` | checks policies as the API server and gpunode do |
 //! | `dump` | writes the cluster state that other subcommands read instead of a cluster |
@@ -21,6 +22,7 @@ pub mod cli;
 mod cluster;
 pub mod completion;
 mod configuration;
+pub mod doctor;
 pub mod dump;
 pub mod explain;
 mod output;

@@ -4,7 +4,7 @@
 use clap::Parser;
 use kubectl_gpunode::{
     cli::{Cli, PluginCommand},
-    completion, dump, explain, plan, status, topo, uninstall, validate,
+    completion, doctor, dump, explain, plan, status, topo, uninstall, validate,
 };
 use std::process::ExitCode;
 
@@ -27,6 +27,7 @@ async fn main() -> ExitCode {
         PluginCommand::Validate(args) => validate::run(&args),
         PluginCommand::Plan(args) => plan::run(&args).await,
         PluginCommand::Explain(args) => explain::run(&args).await,
+        PluginCommand::Doctor(args) => doctor::run(&args).await,
         PluginCommand::Topo(args) => topo::run(&args).await,
         PluginCommand::Dump(args) => dump::run(&args).await,
         PluginCommand::Completion(args) => completion::run(&args),

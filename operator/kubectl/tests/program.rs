@@ -77,6 +77,51 @@ fn nodes_without_a_version_can_be_planned() {
 }
 
 #[test]
+fn doctor_fails_where_pods_would_get_no_gpu() {
+    let dump = |cdi: &str| {
+        file(&format!(
+            "{DUMP}- apiVersion: gpunode.dev/v1alpha1
+  kind: GpuNode
+  metadata: {{name: n1}}
+  spec: {{}}
+  status:
+    gpus: [{{index: 0, uuid: GPU-0, product: P, memoryMiB: 1}}]
+    runtime: {{name: containerd, version: 1.7.27, cdi: {cdi}, handlers: [runc]}}
+    conditions:
+    - {{type: DriverAvailable, status: 'True', reason: DriverAnswers, message: the driver answers, lastTransitionTime: '2026-01-01T00:00:00Z'}}
+"
+        ))
+    };
+    let (off, on) = (dump("Disabled"), dump("Enabled"));
+    let (code, text) = run(&["doctor", "--nodes", &off], &[]);
+    assert!(
+        code == Some(1) && text.contains("CDI is off in containerd 1.7.27"),
+        "{code:?} {text}"
+    );
+    let (code, text) = run(&["doctor", "n1", "--nodes", &off], &[("COLUMNS", "80")]);
+    assert!(
+        code == Some(1) && text.lines().all(|line| line.chars().count() <= 80),
+        "{code:?} {text}"
+    );
+    assert!(
+        text.lines().nth(1).is_some_and(|line| line.starts_with("no GPU")),
+        "{text}"
+    );
+    let (code, text) = run(&["doctor", "-o", "json", "--nodes", &off], &[]);
+    let fleet: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+    assert_eq!(code, Some(1));
+    assert_eq!(fleet["withoutGpus"], 1);
+    assert_eq!(fleet["problems"][0]["reason"], "CdiDisabled");
+    assert_eq!(fleet["problems"][0]["examples"][0], "n1");
+    let (code, text) = run(&["doctor", "--nodes", &on], &[]);
+    assert!(
+        code == Some(0) && text.contains("1 node with GPUs examined"),
+        "{code:?} {text}"
+    );
+    assert_eq!(run(&["doctor", "other", "--nodes", &on], &[]).0, Some(1));
+}
+
+#[test]
 fn colour_is_for_terminals_that_want_it() {
     let nodes = file(DUMP);
     let policy = file(&policy("training", "NoSchedule"));

@@ -66,6 +66,7 @@ fn viewers_read_what_the_commands_read_and_write_nothing() {
         "pods.",
         "daemonsets.apps",
         "deployments.apps",
+        "runtimeclasses.node.k8s.io",
     ] {
         assert!(allowed.contains(&format!("list {kind}")), "{allowed:?}");
     }

@@ -4,14 +4,16 @@
 //! |---|---|
 //! | `change` | a write to the `GpuNode` |
 //! | `configuration` | the configuration that an agent gets in `spec.config` |
-//! | `requests` | requests of people: release the GPUs, clear recovered faults |
+//! | `requests` | requests to agents: release the GPUs, clear recovered faults, leave the GPUs to a DRA driver |
 //! | `progress` | the agent's progress with its configuration, and the node's rollout stage |
 //! | `progress_messages` | messages about an agent that does not get there |
+//! | `gpu_refusal` | nodes whose container runtime keeps the GPUs from pods |
 //! | `conditions` | the operator's conditions in `status` |
 
 pub mod change;
 pub mod conditions;
 pub mod configuration;
+pub mod gpu_refusal;
 pub mod progress;
 pub mod progress_messages;
 pub mod requests;

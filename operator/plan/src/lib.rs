@@ -88,6 +88,7 @@ pub use output::{
     explain::{
         EntryKind, EntrySource, EntryState, Explanation, ExplanationEntry, OverriddenValue, PolicyMatch, explain,
     },
+    host_paths::HostPaths,
     mismatch::{NearestNode, gpu_mismatch, nearest_node},
     rejected_pods::{RejectedPod, policies_delete_rejected_pods},
 };

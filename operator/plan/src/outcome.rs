@@ -44,6 +44,8 @@ pub struct PolicyNodeStatus {
     pub preview: Option<NodePreview>,
     /// Devices whose change waits for their holders, where the policy governs.
     pub waiting: Vec<NodeWaiting>,
+    /// Reason why pods get no GPU on the node, if they get none, where the policy governs.
+    pub gpu_refusal: Option<String>,
     /// Stage of the node, where the policy governs.
     pub stage: Option<RolloutStage>,
     /// Stage of the node on its way to the policy's taints that evict pods, if it has any.
@@ -58,6 +60,7 @@ impl From<PolicyOutcome> for PolicyNodeStatus {
             outcome: Some(outcome),
             preview: None,
             waiting: Vec::new(),
+            gpu_refusal: None,
             stage: None,
             taint_stage: None,
             overridden: None,
@@ -72,6 +75,7 @@ impl PolicyNodeStatus {
             outcome: None,
             preview: None,
             waiting: Vec::new(),
+            gpu_refusal: None,
             stage: Some(stage),
             taint_stage: None,
             overridden: None,

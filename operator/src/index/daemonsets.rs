@@ -18,12 +18,17 @@ use gpunode_plan::{
     desired_discovery, desired_for_policy, desired_mps, is_same_daemonset, policy_daemonset_name, policy_of_daemonset,
     repaired_daemonset, without_policy_owner,
 };
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::apps::v1::DaemonSet;
 use std::collections::{BTreeSet, HashMap};
 
 /// DaemonSets that exist without any policy.
 pub const ALWAYS: [&str; 2] = [DISCOVERY_NAME, MPS_NAME];
+
+/// Time from the deletion of a DaemonSet to the next one of its name. The DaemonSet controller keeps by name what it expects of
+/// pods, and forgets that when it looks for the DaemonSet and finds none. With the next one there already, it may wait for
+/// pods of the old one and create none for 5 minutes (`syncDaemonSet` in `pkg/controller/daemon/daemon_controller.go`).
+const AFTER_DELETION: SignedDuration = SignedDuration::from_secs(3);
 
 /// The DaemonSets of the operator's namespace.
 #[derive(Debug)]
@@ -32,6 +37,8 @@ pub struct DaemonSets {
     /// Nodes on which discovery runs and that are down.
     discovery_down: BTreeSet<String>,
     live: ObjectCache<DaemonSet>,
+    /// Times from which on deleted ones may be created again, by name.
+    creatable: HashMap<String, Timestamp>,
     /// Repairs that something else in the cluster undid, by name; they are not repeated.
     futile: HashMap<String, FutileRepair>,
     /// Reason for which the API server refused the last write, by name.
@@ -62,6 +69,7 @@ impl DaemonSets {
             pods,
             discovery_down: BTreeSet::new(),
             live: ObjectCache::default(),
+            creatable: HashMap::new(),
             futile: HashMap::new(),
             refusals: HashMap::new(),
             replacements: HashMap::new(),
@@ -74,13 +82,21 @@ impl DaemonSets {
     }
 
     /// Applies news from the watch and returns the names of the DaemonSets that changed.
-    pub fn apply_watch(&mut self, update: WatchUpdate<DaemonSet>) -> Vec<String> {
+    pub fn apply_watch(&mut self, update: WatchUpdate<DaemonSet>, now: Timestamp) -> Vec<String> {
         let deltas = self.live.apply_watch(update);
+        self.creatable.retain(|_, from| *from > now);
         for deleted in deltas.iter().filter(|delta| delta.after.is_none()) {
             self.futile.remove(&deleted.name);
             self.refusals.remove(&deleted.name);
+            let from = now.saturating_add(AFTER_DELETION).unwrap_or(now);
+            self.creatable.insert(deleted.name.clone(), from);
         }
         deltas.into_iter().map(|delta| delta.name).collect()
+    }
+
+    /// Returns the time for which the creation of a DaemonSet waits after the deletion of another one of its name.
+    pub fn waits_until(&self, name: &str, now: Timestamp) -> Option<Timestamp> {
+        self.creatable.get(name).copied().filter(|from| *from > now)
     }
 
     /// Applies a DaemonSet that a write of `sent` returned.

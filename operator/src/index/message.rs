@@ -2,6 +2,7 @@
 
 use crate::index::{
     cache::{WatchUpdate, WriteKind},
+    dra_nodes::SliceOwner,
     watched_policy::WatchedPolicy,
     work::{PolicyStatusWrite, WorkKey},
 };
@@ -16,6 +17,8 @@ pub enum IndexMessage {
     Nodes(WatchUpdate<NodeFacts>),
     GpuNodes(WatchUpdate<GpuNode>),
     DaemonSets(WatchUpdate<DaemonSet>),
+    /// ResourceSlices of NVIDIA's DRA driver.
+    ResourceSlices(WatchUpdate<SliceOwner>),
     /// The API server accepted one request of a write, or returned the object that a lost race was about.
     Written(WrittenObject),
     /// All requests of a write are over. Comes after their [`IndexMessage::Written`].

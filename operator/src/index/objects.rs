@@ -2,6 +2,7 @@
 
 use crate::index::{
     cache::{DeletedObject, ObjectCache, ObjectDelta, Versioned, WatchUpdate},
+    dra_nodes::DraNodes,
     watched_policy::{UnreadablePolicy, WatchedPolicy},
 };
 use gpunode_crds::{ConditionType, GpuNode, GpuNodePolicy, GpuNodePolicyStatus, PolicyMode};
@@ -35,6 +36,8 @@ pub struct Objects {
     pub policies: ObjectCache<GpuNodePolicy>,
     pub nodes: ObjectCache<NodeFacts>,
     pub gpu_nodes: ObjectCache<GpuNode>,
+    /// Nodes whose GPUs NVIDIA's DRA driver serves.
+    pub dra_nodes: DraNodes,
     /// Policies that cannot be read, by name.
     unreadable: BTreeMap<String, UnreadablePolicy>,
     /// The policies, ready for planning.
@@ -56,6 +59,7 @@ impl Objects {
             policies: ObjectCache::default(),
             nodes: ObjectCache::default(),
             gpu_nodes: ObjectCache::default(),
+            dra_nodes: DraNodes::default(),
             unreadable: BTreeMap::new(),
             set: PolicySet::default()
                 .with_gpu_labels(gpu_labels)
@@ -247,14 +251,18 @@ impl Objects {
     ) -> Option<NodePlan> {
         let facts = self.nodes.get(node)?;
         let (departing, missing) = (self.removals.departing(node), self.removals.missing(node, now));
-        let context = NodeContext::new(facts, self.gpu_nodes.get(node).map(Arc::as_ref), now)
+        let gpu_node = self.gpu_nodes.get(node).map(Arc::as_ref);
+        let context = NodeContext::new(facts, gpu_node, now)
             .remembering(self.deselections.get(node))
             .absent_since(self.absences.get(node).copied())
             .drained(self.drained.get(node))
+            .served_by_dra(self.dra_nodes.is_served(facts, gpu_node, now))
             .with_taint_permits(taint_permits)
             .departing(&departing)
             .missing(&missing);
         let mut plan = plan_node_with_permit(permit, &self.set, context);
+        let dra_ends = self.dra_nodes.grace_end(facts, gpu_node, now);
+        plan.recheck = [plan.recheck, dra_ends].into_iter().flatten().min();
         if plan.gpu_node == GpuNodeChange::None && !matches!(plan.hold, Some(NodeHold::Ignored)) {
             // The next plan brings the conditions.
             if let Some(change) = missing_owner(context) {

@@ -5,7 +5,8 @@ use crate::index::{
     watched_policy::{UnreadablePolicy, WatchedPolicy},
 };
 use gpunode_crds::Reason;
-use gpunode_plan::{AgentImages, DISCOVERY_NAME, GpuNodeChange, MPS_NAME, Taint};
+use gpunode_plan::{AgentImages, DISCOVERY_NAME, GpuNodeChange, HostPaths, MPS_NAME, Taint};
+use jiff::SignedDuration;
 use k8s_openapi::{
     api::{
         apps::v1::{DaemonSet, DaemonSetStatus},
@@ -19,6 +20,7 @@ use k8s_openapi::{
 use serde_json::json;
 
 mod absences;
+mod dra;
 mod figures;
 mod removals;
 mod rollouts;
@@ -47,6 +49,7 @@ impl Scene {
             namespace: "ns".to_owned(),
             image: "image".to_owned(),
             allowed: AgentImages::of_agent("image"),
+            paths: HostPaths::default(),
         };
         Self {
             index: ClusterIndex::new(pods, true),
@@ -456,6 +459,31 @@ fn status_reports_a_refused_daemonset_and_agents_that_are_never_replaced() {
     assert_eq!(told(&scene, 620).0, "RolloutStopped");
     assert_eq!(report(&mut scene, 630, (2, 2)), None);
     assert_eq!(told(&scene, 9999).0, "NoMatchingNodes");
+}
+
+#[test]
+fn deleted_daemonset_comes_back_once_its_controller_has_forgotten_the_old_one() {
+    let mut scene = Scene::synced();
+    scene.write_daemonset(DISCOVERY_NAME, |_| {});
+    let live = (**scene.index.daemonsets.live(DISCOVERY_NAME).unwrap()).clone();
+    let deleted_at = Timestamp::UNIX_EPOCH + SignedDuration::from_secs(100);
+    scene.apply_at(
+        deleted_at,
+        IndexMessage::DaemonSets(WatchUpdate::Deleted(deleted(&live))),
+    );
+    let key = WorkKey::DaemonSet(DISCOVERY_NAME.to_owned());
+    let mut write_at = |milliseconds| {
+        let now = deleted_at + SignedDuration::from_millis(milliseconds);
+        let write = scene.go(|index, _, effects| index.planned_write(&key, now, effects));
+        (
+            write.is_some(),
+            scene.effects.queued.iter().find_map(|queued| queued.at),
+        )
+    };
+    let due = deleted_at + SignedDuration::from_secs(3);
+    assert_eq!(write_at(0), (false, Some(due)));
+    assert_eq!(write_at(2_999), (false, Some(due)));
+    assert_eq!(write_at(3_000), (true, None));
 }
 
 #[test]

@@ -14,7 +14,7 @@ use crate::{
     work_queue::{WorkQueue, WorkResult},
 };
 use gpunode_crds::{GpuNode, GpuNodePolicy};
-use gpunode_plan::{AgentImages, AgentPodSettings, NodeFacts, PodName};
+use gpunode_plan::{AgentImages, AgentPodSettings, HostPaths, NodeFacts, PodName};
 use http::{Method, Request, Response};
 use http_body::Body as _;
 use k8s_openapi::api::core::v1::Node;
@@ -75,6 +75,7 @@ impl Scene {
             namespace: "ns".to_owned(),
             image: "image".to_owned(),
             allowed: AgentImages::of_agent("image"),
+            paths: HostPaths::default(),
         };
         let (owned_index, index) = IndexOwner::new(ClusterIndex::new(pods, true));
         let (event_sender, events) = event_channel();

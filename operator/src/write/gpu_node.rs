@@ -37,10 +37,12 @@ pub async fn write_gpu_node(writer: &ClusterWriter, name: &str, change: GpuNodeC
         GpuNodeChange::Requests {
             resource_version,
             release,
+            served_by_dra,
             recovered,
         } => {
             // In a merge patch null removes the field, which means false.
-            let spec = json!({"release": release.then_some(true), "recovered": recovered});
+            let (release, served_by_dra) = (release.then_some(true), served_by_dra.then_some(true));
+            let spec = json!({"release": release, "servedByDra": served_by_dra, "recovered": recovered});
             patch_spec(writer, name, resource_version, spec).await?;
         }
         GpuNodeChange::Own {

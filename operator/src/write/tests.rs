@@ -12,7 +12,7 @@ use crate::{
     metrics::OperatorMetrics,
 };
 use gpunode_crds::{GpuNode, GpuNodePolicy};
-use gpunode_plan::{AgentImages, AgentPodSettings, NodeFacts};
+use gpunode_plan::{AgentImages, AgentPodSettings, HostPaths, NodeFacts};
 use http::{Method, Request, Response};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
@@ -44,6 +44,7 @@ impl Scene {
             namespace: "ns".to_owned(),
             image: "image".to_owned(),
             allowed: AgentImages::of_agent("image"),
+            paths: HostPaths::default(),
         };
         let mut index = ClusterIndex::new(pods, true);
         let node = NodeFacts::of(&serde_json::from_value::<Node>(node.clone()).unwrap());
@@ -219,7 +220,7 @@ async fn request_to_agents_is_all_that_its_write_changes() {
         let governing = policy(&json!({"nodeSelector": {}, "devicePlugin": {}}));
         let mut scene = Scene::new(403, vec![governing], &object, vec![gpu_node(before)]);
         scene.reconcile().await;
-        let spec = json!({"release": written, "recovered": null});
+        let spec = json!({"release": written, "servedByDra": null, "recovered": null});
         let expected = json!({"metadata": {"resourceVersion": "2"}, "spec": spec});
         let requests = scene.requests.lock().unwrap();
         let bodies: Vec<_> = requests

@@ -103,6 +103,27 @@ pub const FIGURES: &[Figure] = &[
         "",
     ),
     target(
+        "allocate-strategies-p99",
+        "Allocate by every strategy, 8 GPUs x 128 replicas, 1,000 calls, p99",
+        1.0,
+        "ms",
+        "",
+    ),
+    target(
+        "cdi-file",
+        "a changed configuration to the new CDI file, 16 GPUs with 7 MIG devices each, slowest of 20",
+        20.0,
+        "ms",
+        "",
+    ),
+    target(
+        "container-start-hooks",
+        "a container start with gpunode's hooks, longer than without hooks, median of 60 pairs",
+        20.0,
+        "ms",
+        "",
+    ),
+    target(
         "xid-to-list",
         "XID to ListAndWatch message, 8 V100, p99 of 104",
         10.0,

@@ -71,7 +71,7 @@ go_build() {
   module=$1
   output=$2
   shift 2
-  (cd "$here/$module" && CGO_ENABLED=0 go build -trimpath -buildvcs=false -o "$output.new" "$@") && mv "$output.new" "$output"
+  (cd "$here/$module" && CGO_ENABLED=${cgo:-0} go build -trimpath -buildvcs=false -o "$output.new" "$@") && mv "$output.new" "$output"
 }
 
 build_etcd() { go_build etcd "$bin/etcd" -ldflags '-s -w' go.etcd.io/etcd/server/v3; }
@@ -95,6 +95,22 @@ build_kubernetes() {
   done
 }
 
+# NVIDIA's container runtime, its hook program, and its generator of CDI files. They load NVML when they run, so they are C programs.
+build_toolkit() {
+  (
+    cgo=1
+    # NVML's header marks old functions that the binding still wraps.
+    export CGO_CFLAGS="-O2 -g -Wno-deprecated-declarations"
+    toolkit=github.com/NVIDIA/nvidia-container-toolkit
+    version=$(cd "$here/../../cdi/toolkit" && go list -m -f '{{.Version}}' $toolkit) || exit
+    flags="-s -w -extldflags=-Wl,-z,lazy -X $toolkit/internal/info.version=${version#v}"
+    for program in nvidia-container-runtime nvidia-cdi-hook; do
+      go_build ../../cdi/toolkit "$bin/$program" -ldflags "$flags" $toolkit/cmd/$program || exit
+    done
+    go_build ../../cdi/toolkit "$bin/nvcdi" -ldflags "$flags" .
+  )
+}
+
 build_pause() {
   gcc -Os -static -o "$bin/pause.new" "$here/pause/pause.c"
   mv "$bin/pause.new" "$bin/pause"
@@ -111,8 +127,10 @@ build_busybox() {
 }
 
 built=
-for module in etcd containerd kubernetes; do
-  sources=$(find "$here/$module" -name 'go.*' -o -name '*.go' | LC_ALL=C sort)
+for module in etcd containerd kubernetes toolkit; do
+  folder=$here/$module
+  [ $module != toolkit ] || folder=$here/../../cdi/toolkit
+  sources=$(find "$folder" -name 'go.*' -o -name '*.go' | LC_ALL=C sort)
   # shellcheck disable=SC2086 # one argument per file
   if ! is_current "$module" $sources; then
     with_progress "$module" "build_$module"

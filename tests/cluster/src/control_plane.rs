@@ -97,6 +97,8 @@ impl ControlPlane {
             // It starts its controllers one after the other, each with several requests.
             "--kube-api-qps=500".to_owned(),
             "--kube-api-burst=1000".to_owned(),
+            // Says why a DaemonSet gets no pods.
+            "--vmodule=daemon_controller=4,controller_utils=4".to_owned(),
             format!("--service-account-private-key-file={PKI}/service-account.key"),
             format!("--root-ca-file={PKI}/ca.crt"),
         ]);

@@ -2,21 +2,33 @@
 
 use std::{
     fs,
+    os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
 };
 
 use anyhow::{Context, Result};
 use gpunode_scenario::Scenario;
+use rustix::{
+    fs::{CWD, FileType, Mode, makedev, mknodat},
+    io::Errno,
+};
 
 use crate::{cluster::Options, cluster_file::NodeSpec, files};
 
 /// Folder of the NVML library in a driver folder.
 const LIBRARY_FOLDER: &str = "usr/lib/x86_64-linux-gnu";
-const LIBRARY: &str = "libnvidia-ml.so.1";
 /// Folder of the programs.
 const PROGRAM_FOLDER: &str = "usr/bin";
 /// The control daemon, and a client for containers that mount the folder.
 const MPS_PROGRAMS: [&str; 2] = ["nvidia-cuda-mps-control", "mps-client"];
+
+/// Says which GPUs the container has.
+const NVIDIA_SMI: &str = "#!/bin/sh\nls /dev/nvidia[0-9]*\n";
+
+/// Major numbers of the device nodes of GPUs, of unified memory and of MIG capabilities, as in `sandbox.sh`.
+const GPU_MAJOR: u32 = 195;
+const UVM_MAJOR: u32 = 400;
+const CAPABILITY_MAJOR: u32 = 401;
 
 /// The driver's file in `/proc/driver`.
 const MIG_MINORS: &str = "nvidia-caps/mig-minors";
@@ -112,7 +124,7 @@ impl Driver {
         })
     }
 
-    /// Lays out the driver of a node: the library with what it is to simulate beside it, and the MPS programs.
+    /// Lays out the driver of a node: its files, NVML with what it is to simulate beside it, and the MPS programs.
     pub(crate) fn write(&self, root: &Path, gpus: &Scenario) -> Result<()> {
         let libraries = library_folder(root);
         let programs = root.join(PROGRAM_FOLDER);
@@ -125,7 +137,10 @@ impl Driver {
                 .with_context(|| format!("copy {} to {}", from.display(), to.display()))
                 .map(drop)
         };
-        copy(&self.nvml_library, &libraries.join(LIBRARY))?;
+        gpus.write_driver(root)
+            .with_context(|| format!("write the driver's files into {}", root.display()))?;
+        gpus.install_nvml(root, &self.nvml_library)
+            .with_context(|| format!("copy {} into {}", self.nvml_library.display(), root.display()))?;
         for program in MPS_PROGRAMS {
             copy(&self.mps_programs.join(program), &programs.join(program))?;
         }
@@ -134,10 +149,61 @@ impl Driver {
     }
 }
 
-/// Lays out what becomes `/proc/driver` of a node: which device node stands for which MIG instance.
-pub(crate) fn write_mig_minors(proc_driver: &Path, gpus: &Scenario) -> Result<()> {
+/// Writes the driver's `nvidia-smi`, which containers with a CDI device get.
+pub(crate) fn write_nvidia_smi(root: &Path) -> Result<()> {
+    let path = root.join(PROGRAM_FOLDER).join("nvidia-smi");
+    files::replace(&path, NVIDIA_SMI.as_bytes())?;
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755))
+        .with_context(|| format!("make {} a program", path.display()))
+}
+
+/// Makes the device nodes that a driver container has below its root. gpunode and NVIDIA's container runtime give these to containers.
+pub(crate) fn write_driver_devices(root: &Path, gpus: &Scenario) -> Result<()> {
+    let devices = root.join("dev");
+    let capabilities = devices.join("nvidia-caps");
+    fs::create_dir_all(&capabilities).with_context(|| format!("create {}", capabilities.display()))?;
+    let minors = gpus.capability_minors().context("simulated MIG instances")?.into_iter();
+    let capabilities = minors.map(|minor| (format!("nvidia-caps/nvidia-cap{minor}"), CAPABILITY_MAJOR, minor));
+    let minors = gpus.gpus().context("simulated GPUs")?.into_iter().map(|gpu| gpu.minor);
+    let gpus = minors.map(|minor| (format!("nvidia{minor}"), GPU_MAJOR, minor));
+    let others = [
+        ("nvidiactl".to_owned(), GPU_MAJOR, 255),
+        ("nvidia-modeset".to_owned(), GPU_MAJOR, 254),
+        ("nvidia-uvm".to_owned(), UVM_MAJOR, 0),
+        ("nvidia-uvm-tools".to_owned(), UVM_MAJOR, 1),
+    ];
+    for (name, major, minor) in gpus.chain(capabilities).chain(others) {
+        let path = devices.join(name);
+        let mode = Mode::from_raw_mode(0o666);
+        match mknodat(CWD, &path, FileType::CharacterDevice, mode, makedev(major, minor)) {
+            // The node was switched on before.
+            Ok(()) | Err(Errno::EXIST) => {}
+            Err(error) => return Err(error).with_context(|| format!("make the device node {}", path.display())),
+        }
+    }
+    Ok(())
+}
+
+/// Lays out what becomes `/proc/driver` of a node: the device nodes of MIG instances, the driver's version, and its GPUs
+/// (`nv-procfs.c` of open-gpu-kernel-modules). Its parameters are left out: a container would not show them, as the machine has no
+/// such driver, and NVIDIA's hook fails where the host alone has them.
+pub(crate) fn write_proc_driver(proc_driver: &Path, gpus: &Scenario) -> Result<()> {
     let text = gpus.mig_minors().context("simulated MIG instances")?;
-    files::replace(&proc_driver.join(MIG_MINORS), text.as_bytes())
+    files::replace(&proc_driver.join(MIG_MINORS), text.as_bytes())?;
+    let version = format!(
+        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  {}\n",
+        gpus.driver_version
+    );
+    files::replace(&proc_driver.join("nvidia/version"), version.as_bytes())?;
+    for gpu in gpus.gpus().context("simulated GPUs")? {
+        let information = format!(
+            "GPU UUID: \t {}\nBus Location: \t {}\nDevice Minor: \t {}\n",
+            gpu.uuid, gpu.pci_bus_id, gpu.minor
+        );
+        let folder = proc_driver.join("nvidia/gpus").join(&gpu.pci_bus_id);
+        files::replace(&folder.join("information"), information.as_bytes())?;
+    }
+    Ok(())
 }
 
 /// Lays out what becomes `/sys/bus` of a node.

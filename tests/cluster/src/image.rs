@@ -25,6 +25,9 @@ const SAMPLES: &str = "docker.io/nvidia/cuda:12.8.1-base-ubuntu24.04";
 /// Says which GPUs the container was given.
 const NVIDIA_SMI: &str = "#!/bin/sh\necho \"$NVIDIA_VISIBLE_DEVICES\"\n";
 
+/// Prints the loader's cache; linked statically on Debian.
+const LDCONFIG: &str = "/sbin/ldconfig";
+
 enum Entry {
     File(Vec<u8>),
     Link(&'static str),
@@ -39,10 +42,14 @@ pub(crate) fn build(bin: &Path, images: &Path) -> Result<Vec<PathBuf>> {
         fs::read(&path).with_context(|| format!("read {}", path.display()))
     };
     let pause = vec![("pause".to_owned(), Entry::File(read("pause")?))];
+    let ldconfig = fs::read(LDCONFIG).with_context(|| format!("read {LDCONFIG}"))?;
     let mut busybox = vec![
         ("bin/busybox".to_owned(), Entry::File(read("busybox")?)),
         ("tmp/".to_owned(), Entry::Folder),
         ("usr/bin/nvidia-smi".to_owned(), Entry::File(NVIDIA_SMI.into())),
+        // As images of distributions have it: a loader's cache that hooks write anew, and the static program that prints it.
+        ("etc/ld.so.cache".to_owned(), Entry::File(Vec::new())),
+        ("sbin/ldconfig".to_owned(), Entry::File(ldconfig)),
         (
             "etc/passwd".to_owned(),
             Entry::File("root:x:0:0:root:/root:/bin/sh\n".into()),

@@ -24,6 +24,8 @@ use crate::{
 };
 
 const CONTAINERD_CONFIG: &str = include_str!("containerd.toml");
+/// Settings of NVIDIA's container runtime, which pods of the RuntimeClass handler `nvidia` get.
+const TOOLKIT_CONFIG: &str = include_str!("nvidia-container-runtime.toml");
 const CONTAINERD_TIMEOUT: Duration = Duration::from_secs(30);
 /// `OVERLAYFS_SUPER_MAGIC` of `linux/magic.h`.
 const OVERLAYFS: i64 = 0x794c_7630;
@@ -33,8 +35,10 @@ pub(crate) fn write_hardware(node: &Node, driver: Option<&Driver>) -> Result<()>
     hardware::write_sys_bus(&node.sys_bus(), node.spec())?;
     match (&node.spec().gpus, driver) {
         (Some(gpus), Some(driver)) => {
-            hardware::write_mig_minors(&node.proc_driver(), gpus)?;
-            driver.write(&node.driver(), gpus)
+            hardware::write_proc_driver(&node.proc_driver(), gpus)?;
+            driver.write(&node.driver(), gpus)?;
+            hardware::write_nvidia_smi(&node.driver())?;
+            hardware::write_driver_devices(&node.driver(), gpus)
         }
         _ => Ok(()),
     }
@@ -76,6 +80,7 @@ pub(crate) fn start_containerd(node: &Node) -> Result<()> {
             .replace("SNAPSHOTTER", snapshotter)
             .replace("PAUSE_IMAGE", PAUSE),
     )?;
+    sandbox.write("/etc/nvidia-container-runtime/config.toml", TOOLKIT_CONFIG)?;
     let pods = node.subnet().node_pods(node.index());
     let cni = json!({
         "cniVersion": "1.0.0",

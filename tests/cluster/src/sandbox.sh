@@ -74,18 +74,20 @@ mknod -m 666 dev/urandom c 1 9
 mknod -m 644 dev/kmsg c 1 11
 mknod -m 666 dev/tty c 5 0
 if [ "$nvidia_devices" != none ]; then
-  # No program uses them as devices: the numbers of /dev/null are harmless.
-  for name in nvidiactl nvidia-uvm nvidia-uvm-tools; do
-    mknod -m 666 dev/$name c 1 3
-  done
+  # The number of NVIDIA's driver, and two that it gets when it is loaded. The machine has no such driver: an open fails with
+  # ENXIO, and with EPERM where a control group does not allow the device.
+  mknod -m 666 dev/nvidiactl c 195 255
+  mknod -m 666 dev/nvidia-modeset c 195 254
+  mknod -m 666 dev/nvidia-uvm c 400 0
+  mknod -m 666 dev/nvidia-uvm-tools c 400 1
   number=0
   while [ $number -lt "$nvidia_devices" ]; do
-    mknod -m 666 dev/nvidia$number c 1 3
+    mknod -m 666 dev/nvidia$number c 195 $number
     number=$((number + 1))
   done
   mkdir dev/nvidia-caps
   for number in $nvidia_capabilities; do
-    mknod -m 444 dev/nvidia-caps/nvidia-cap$number c 1 3
+    mknod -m 444 dev/nvidia-caps/nvidia-cap$number c 401 "$number"
   done
 fi
 

@@ -191,15 +191,25 @@ fn configured(config: &Value) -> Result<Vec<(Entry, String)>> {
     let switches = [
         ("passDeviceSpecs", document.pass_device_specs()),
         ("failOnInitError", document.fail_on_init_error()),
+        ("gds", document.gds()),
+        ("mofed", document.mofed()),
+        ("gdrcopy", document.gdrcopy()),
     ];
     let switches = switches
         .into_iter()
         .filter(|(_, on)| *on)
         .map(|(name, _)| (name, "true".to_owned()));
     let mig = (mig != MigStrategy::None).then(|| ("mig.strategy", format!("{mig:?}")));
+    let strategies: Vec<String> = document
+        .device_list_strategy
+        .iter()
+        .map(|strategy| format!("{strategy:?}"))
+        .collect();
+    let strategies = (!strategies.is_empty()).then(|| ("deviceListStrategy", strategies.join(", ")));
     entries.extend(
         switches
             .chain(mig)
+            .chain(strategies)
             .map(|(name, value)| (("setting", name.to_owned()), value)),
     );
     Ok(entries)

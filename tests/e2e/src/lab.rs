@@ -192,6 +192,14 @@ impl Lab {
             .collect())
     }
 
+    /// The environment of the first process of a test's container. A process that `kubectl exec` starts has that of containerd's
+    /// specification, without what NVIDIA's runtime changes in it.
+    pub fn workload_environment(&self, pod: &str) -> Result<BTreeMap<String, String>> {
+        let text = self.kubectl(&["exec", pod, "--", "cat", "/proc/1/environ"])?;
+        let entries = text.split('\0').filter_map(|entry| entry.split_once('='));
+        Ok(entries.map(|(k, v)| (k.to_owned(), v.to_owned())).collect())
+    }
+
     /// UUIDs of a node's GPUs by index, as the agent reports them.
     pub fn gpu_uuids(&self, node: &str) -> Result<Vec<String>> {
         let object = self.get(&["gpunode", node])?;
@@ -228,11 +236,28 @@ impl Lab {
         }
     }
 
-    /// Waits until there is exactly one running plugin pod on a node, and gives its name.
+    /// Waits until there is exactly one running plugin pod on a node, of a DaemonSet that exists, and gives its name.
     pub fn await_plugin(&self, node: &str) -> Result<String> {
         eventually(&format!("one plugin pod runs on {node}"), SETTLE, || {
             let pod = self.agent_pod(node, "device-plugin")?;
             let object = self.get(&["pod", "-n", NAMESPACE, &pod])?;
+            // The pod of a deleted DaemonSet is ready until it has ended.
+            ensure!(object["metadata"]["deletionTimestamp"].is_null(), "{pod} ends");
+            let owner = &object["metadata"]["ownerReferences"][0];
+            let daemonset = self.get(&[
+                "-n",
+                NAMESPACE,
+                &format!("daemonset/{}", owner["name"].as_str().unwrap_or_default()),
+            ])?;
+            ensure!(
+                owner["uid"] == daemonset["metadata"]["uid"],
+                "{pod} is of a DaemonSet that was deleted; the status of the new one is {}",
+                daemonset["status"]
+            );
+            ensure!(
+                object["spec"]["containers"][0]["args"][0] == "run",
+                "{pod} is no plugin"
+            );
             ensure!(
                 object["status"]["containerStatuses"][0]["ready"] == true,
                 "its status is {}",
@@ -258,6 +283,9 @@ impl Lab {
                 self.kubectl(&["uncordon", name])?;
                 self.await_cordon_taint(name, false)?;
             }
+        }
+        if !crate::names(&self.get(&["resourceslices"])?).is_empty() {
+            self.kubectl(&["delete", "resourceslices", "--all", "--timeout=60s"])?;
         }
         if !crate::names(&self.get(&["gpunodepolicies"])?).is_empty() {
             self.kubectl(&["delete", "gpunodepolicies", "--all", "--timeout=60s"])?;

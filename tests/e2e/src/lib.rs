@@ -5,6 +5,7 @@
 
 mod audit;
 mod broken_gpu;
+mod container_devices;
 mod difference;
 mod fleet;
 mod hand_over;
@@ -22,6 +23,7 @@ mod wait;
 
 pub use audit::{AuditEvent, AuditLog};
 pub use broken_gpu::BrokenGpu;
+pub use container_devices::Opened;
 pub use hand_over::HandOvers;
 pub use held::{Held, HeldRecorder, Recording, device_of, held};
 pub use kubelet_log::KubeletLog;

@@ -15,7 +15,7 @@ use tokio::runtime::{Builder, Runtime};
 const LIMIT: Duration = Duration::from_secs(30);
 
 /// Kinds that tests read: names in singular and plural, group and version, and whether they are in a namespace.
-const KINDS: [(&str, &str, &str, bool); 13] = [
+const KINDS: [(&str, &str, &str, bool); 14] = [
     ("node", "nodes", "api/v1", false),
     ("pod", "pods", "api/v1", true),
     ("event", "events", "api/v1", true),
@@ -32,6 +32,7 @@ const KINDS: [(&str, &str, &str, bool); 13] = [
         "apis/rbac.authorization.k8s.io/v1",
         false,
     ),
+    ("resourceslice", "resourceslices", "apis/resource.k8s.io/v1", false),
     ("gpunode", "gpunodes", "apis/gpunode.dev/v1alpha1", false),
     ("gpunodepolicy", "gpunodepolicies", "apis/gpunode.dev/v1alpha1", false),
 ];

@@ -33,8 +33,8 @@ pub struct AgentProgram {
     pub path: PathBuf,
     /// Root of the host.
     pub host_root: PathBuf,
-    /// Root of the driver, if it is not found below the host's.
-    pub driver_root: Option<PathBuf>,
+    /// `--driver-roots` of the agent, if they are not the default ones.
+    pub driver_roots: Option<String>,
 }
 
 /// Inventory that the agent reads.
@@ -164,8 +164,8 @@ impl AgentProgram {
     fn command(&self, what: &str) -> Command {
         let mut command = Command::new(&self.path);
         command.arg(what).arg("--host-root").arg(&self.host_root);
-        if let Some(root) = &self.driver_root {
-            command.arg("--driver-root").arg(root);
+        if let Some(roots) = &self.driver_roots {
+            command.arg("--driver-roots").arg(roots);
         }
         command
     }
@@ -206,6 +206,8 @@ impl RunningAgent {
             .arg(folder.join("state"))
             .arg("--mps-dir")
             .arg(folder.join("mps"))
+            .arg("--cdi-dir")
+            .arg(folder.join("cdi"))
             .args(["--admin-address", "127.0.0.1:0"])
             .env_remove("NODE_NAME")
             .env("KUBECONFIG", "/nonexistent")

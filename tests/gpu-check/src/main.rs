@@ -53,9 +53,9 @@ struct Cli {
     #[arg(long, default_value = "/")]
     host_root: PathBuf,
 
-    /// Root of the driver for the agent, such as /usr/local/nvidia, if it is not found below the host's.
+    /// Folders of the host below which the agent looks for the driver, such as /usr/local/nvidia, separated by commas.
     #[arg(long)]
-    driver_root: Option<PathBuf>,
+    driver_roots: Option<String>,
 
     /// The driver's library for the calls of this program.
     #[arg(long, default_value = "libnvidia-ml.so.1")]
@@ -102,7 +102,7 @@ fn check(cli: Cli) -> Result<()> {
     let agent = AgentProgram {
         path: cli.agent.unwrap_or_else(|| program.with_file_name("gpunode-agent")),
         host_root: cli.host_root,
-        driver_root: cli.driver_root,
+        driver_roots: cli.driver_roots,
     };
     // First of all, so that the first session finds the GPUs as they were.
     let driver = driver::ask(&program, &cli.library, limit).map_err(text);

@@ -60,11 +60,10 @@ impl Agent {
     }
 
     fn run_with(mut command: Command, node: &Node, uid: &str, image: Image) -> Result<Self> {
-        let nowhere = node.state_dir().join("nowhere");
         let mut device_plugins = node.device_plugins();
         match image {
             Image::Good => {}
-            Image::WithoutDriver => _ = command.arg("--driver-root").arg(&nowhere),
+            Image::WithoutDriver => _ = command.args(["--driver-roots", "/nowhere"]),
             Image::WithoutKubelet => device_plugins.set_file_name("other"),
         }
         command
@@ -72,10 +71,13 @@ impl Agent {
             .arg(node.config())
             .arg("--device-plugin-dir")
             .arg(device_plugins)
+            .arg("--cdi-dir")
+            .arg(node.cdi_dir())
             .args(["--pod-uid", uid]);
+        // It finds the socket of PodResources below that.
         command
-            .arg("--pod-resources-socket")
-            .arg(node.pod_resources())
+            .arg("--kubelet-root")
+            .arg(node.kubelet_root())
             .arg("--mps-dir")
             .arg(node.mps_dir());
         Self::start(command.arg("--state-dir").arg(node.state_dir()))
@@ -91,6 +93,8 @@ impl Agent {
         command
             .arg("--device-plugin-dir")
             .arg(node.device_plugins())
+            .arg("--cdi-dir")
+            .arg(node.cdi_dir())
             .arg("--mps-dir")
             .arg(node.mps_dir());
         command.arg("--pod-resources-socket").arg(node.pod_resources());
@@ -108,9 +112,42 @@ impl Agent {
         Self::start(command.arg("--state-dir").arg(node.state_dir()))
     }
 
+    /// `run --config FILE` with further arguments.
+    pub fn run_with_arguments(node: &Node, arguments: &[&str]) -> Result<Self> {
+        let mut command = Self::command(node, "run")?;
+        command.args(arguments);
+        Self::run_with(command, node, "", Image::Good)
+    }
+
+    /// Returns the answer of `inventory` on a node.
+    pub fn inventory(node: &Node, arguments: &[&str]) -> Result<Value> {
+        let mut command = Command::new(&built()?.agent);
+        command.arg("inventory").arg("--host-root").arg(node.host_root());
+        let output = command.args(arguments).output().context("run the agent")?;
+        let error = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "{}: {error}", output.status);
+        serde_json::from_slice(&output.stdout).context("read the inventory")
+    }
+
     /// `discover` on a node, with an API server that does not exist.
     pub fn discover(node: &Node) -> Result<Self> {
-        Self::start(Self::command(node, "discover")?.args(["--node-name", "node"]))
+        let mut command = Self::command(node, "discover")?;
+        Self::start(
+            command
+                .arg("--cdi-dir")
+                .arg(node.cdi_dir())
+                .args(["--node-name", "node"]),
+        )
+    }
+
+    /// Runs `inspect` on a node to its end. Returns the exit code and the table.
+    pub async fn inspect(node: &Node) -> Result<(Option<i32>, String)> {
+        let mut command = tokio::process::Command::new(&built()?.agent);
+        command.arg("inspect").arg("--host-root").arg(node.host_root());
+        let output = timeout(PATIENCE, command.kill_on_drop(true).output());
+        let output = output.await.context("wait for `inspect`")?.context("run `inspect`")?;
+        let table = String::from_utf8(output.stdout).context("read the table of `inspect`")?;
+        Ok((output.status.code(), table))
     }
 
     /// `run` without saying on which node.

@@ -2,8 +2,8 @@
 //!
 //! It calls back inside Register, ignores the options of the request, removes every socket when it starts, never
 //! reconnects, and lets the newest registration of a resource win: the streams of earlier ones stay open, their lists
-//! count, and the end of any of them ends the newest. What containers hold outlives a restart, as with a
-//! kubelet's checkpoint.
+//! count, and the end of any of them ends the newest, as soon as that is in the table of clients. What containers hold outlives
+//! a restart, as with a kubelet's checkpoint.
 
 mod admission;
 mod endpoint;
@@ -30,7 +30,7 @@ use std::{
     os::unix::fs::FileTypeExt as _,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Instant,
+    time::{Duration, Instant},
 };
 use tokio::{net::UnixListener, task::JoinHandle};
 use tokio_stream::wrappers::UnixListenerStream;
@@ -41,12 +41,30 @@ use tonic::{
 
 type Client = DevicePluginClient<Channel>;
 
+/// A connection to a plugin.
+#[derive(Debug)]
+enum Connection {
+    /// The kubelet is about to connect: there is nothing to close yet.
+    Dialling,
+    /// Without device list stream.
+    Dialled,
+    /// With its device list stream, which may have ended.
+    Streaming(JoinHandle<()>),
+}
+
 #[derive(Debug, Default)]
 struct State {
     endpoints: BTreeMap<String, Endpoint>,
-    clients: BTreeMap<String, (Client, JoinHandle<()>)>,
-    /// Streams of plugins whose resource another plugin has registered since.
-    replaced: Vec<JoinHandle<()>>,
+    /// Number of the connection of each resource's newest plugin: `clients` of plugin/v1beta1/server.go.
+    clients: BTreeMap<String, u64>,
+    /// Connections by number. One that is not here is closed.
+    connections: BTreeMap<u64, Connection>,
+    /// Connections since the test began.
+    dials: u64,
+    /// Plugins that are asked for devices, by resource: `endpoints` of manager.go without those that are stopped.
+    plugins: BTreeMap<String, Client>,
+    /// Time from the end of a stream until the kubelet takes it in.
+    notice_pause: Duration,
     messages: BTreeMap<String, Vec<ListMessage>>,
     /// Times at which streams ended, by resource.
     ends: BTreeMap<String, Vec<Instant>>,
@@ -56,6 +74,24 @@ struct State {
     pod_resources_calls: usize,
     /// Answers of List.
     pod_lists: usize,
+}
+
+impl State {
+    /// Disconnects the newest plugin of a resource: `disconnectClient` of plugin/v1beta1/handler.go, up to
+    /// `PluginDisconnected` of manager.go. Without a plugin in the table the devices stay healthy.
+    fn disconnect(&mut self, resource: &str) {
+        let Some(number) = self.clients.remove(resource) else {
+            return;
+        };
+        let is_dialling = matches!(self.connections.get(&number), Some(Connection::Dialling));
+        if !is_dialling && let Some(Connection::Streaming(stream)) = self.connections.remove(&number) {
+            stream.abort();
+        }
+        self.plugins.remove(resource);
+        if let Some(endpoint) = self.endpoints.get_mut(resource) {
+            endpoint.connected = false;
+        }
+    }
 }
 
 /// The kubelet's device manager.
@@ -86,11 +122,12 @@ impl FakeKubelet {
             server.abort();
         }
         let mut state = self.lock();
-        let newest = std::mem::take(&mut state.clients)
-            .into_values()
-            .map(|(_, stream)| stream);
-        for stream in newest.chain(std::mem::take(&mut state.replaced)) {
-            stream.abort();
+        state.clients.clear();
+        state.plugins.clear();
+        for connection in std::mem::take(&mut state.connections).into_values() {
+            if let Connection::Streaming(stream) = connection {
+                stream.abort();
+            }
         }
         for endpoint in state.endpoints.values_mut() {
             endpoint.connected = false;
@@ -120,13 +157,17 @@ impl FakeKubelet {
 
     /// Ends the device list stream of a resource.
     pub fn end_stream(&self, resource: &str) {
-        let mut state = self.lock();
-        if let Some((_, stream)) = state.clients.remove(resource) {
-            stream.abort();
-        }
-        if let Some(endpoint) = state.endpoints.get_mut(resource) {
-            endpoint.connected = false;
-        }
+        self.lock().disconnect(resource);
+    }
+
+    /// Takes the end of each stream in this long after it, as a busy kubelet does. Until then its devices count as healthy.
+    pub fn notices_after(&self, pause: Duration) {
+        self.lock().notice_pause = pause;
+    }
+
+    /// Forgets which plugin has the resource: the end of its stream changes nothing, and its devices stay healthy.
+    pub fn lose_client(&self, resource: &str) {
+        self.lock().clients.remove(resource);
     }
 
     /// Forgets a resource while its plugin goes on with its stream.
@@ -166,6 +207,11 @@ impl FakeKubelet {
         self.lock().pods.in_use(resource)
     }
 
+    /// Notes that a DRA driver has given a device to a container.
+    pub fn claim(&self, pod: &str, container: &str, driver: &str, device: &str) {
+        self.lock().pods.claim(pod, container, driver, device);
+    }
+
     /// Returns the number that the scheduler takes for free: the node's allocatable less the requests of pods.
     pub fn schedulable(&self, resource: &str) -> usize {
         self.endpoint(resource)
@@ -203,8 +249,7 @@ impl FakeKubelet {
     }
 
     fn client(&self, resource: &str) -> Result<Client, Status> {
-        let state = self.lock();
-        let client = state.clients.get(resource).map(|(client, _)| client.clone());
+        let client = self.lock().plugins.get(resource).cloned();
         client.ok_or_else(|| Status::new(Code::Unavailable, format!("{resource} is not registered")))
     }
 

@@ -4,6 +4,7 @@
 mod agent;
 mod api;
 mod built;
+mod container_runtime;
 mod foreign;
 mod kubelet;
 mod lab;
@@ -18,6 +19,7 @@ mod wait;
 pub use agent::{Agent, Image};
 pub use api::Device;
 pub use built::{Built, built};
+pub use container_runtime::{CriAnswer, FakeRuntime};
 pub use foreign::Foreign;
 pub use kubelet::{Admitted, Endpoint, FakeKubelet, ListMessage, PodResourcesAnswer, Rejection};
 pub use lab::{Lab, node_of};

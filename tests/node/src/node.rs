@@ -2,17 +2,26 @@
 
 use crate::built::built;
 use anyhow::{Context as _, Result};
-use gpunode_scenario::{Gpu, MIG_MINORS_FILE, Scenario, StateFile, Topology};
-use serde_json::json;
+use gpunode_scenario::{Gpu, HOOK_PROGRAM, MIG_MINORS_FILE, Scenario, StateFile, Topology};
+use serde_json::{Value, json};
 use std::{
-    fs,
+    fs, io,
+    os::unix::{
+        fs::{PermissionsExt as _, symlink},
+        net::UnixListener,
+    },
     path::{Path, PathBuf},
 };
 use tempfile::TempDir;
 
+/// Root of the driver below the host's.
+const DRIVER: &str = "run/nvidia/driver";
 /// Folder of the driver's library below its root.
 const LIBRARY_FOLDER: &str = "usr/lib/x86_64-linux-gnu";
-const LIBRARY: &str = "libnvidia-ml.so.1";
+/// The program of NVIDIA's container toolkit below the host's root.
+const NVIDIA_CDI_HOOK: &str = "usr/bin/nvidia-cdi-hook";
+/// Target of what stands for a device node, which only root can make.
+const DEVICE_NODE: &str = "/dev/null";
 /// Name of the node in Kubernetes.
 pub const NAME: &str = "node";
 
@@ -51,19 +60,25 @@ impl Node {
         let devices = node.host_root().join("dev");
         fs::create_dir_all(&devices)?;
         for control in ["nvidiactl", "nvidia-uvm"] {
-            fs::write(devices.join(control), "")?;
+            symlink(DEVICE_NODE, devices.join(control))?;
         }
         for gpu in node.scenario.gpus()? {
             node.add_function(&gpu)?;
-            fs::write(devices.join(format!("nvidia{}", gpu.minor)), "")?;
+            symlink(DEVICE_NODE, devices.join(format!("nvidia{}", gpu.minor)))?;
         }
         let minors = node.host_root().join(MIG_MINORS_FILE);
         fs::create_dir_all(minors.parent().context("the folder of MIG capabilities")?)?;
         fs::write(minors, node.scenario.mig_minors()?)?;
+        for (path, text) in node.scenario.capability_files()? {
+            let path = node.host_root().join(path);
+            fs::create_dir_all(path.parent().context("the folder of a capability")?)?;
+            fs::write(path, text)?;
+        }
         fs::create_dir_all(devices.join("nvidia-caps"))?;
         for minor in node.scenario.capability_minors()? {
-            fs::write(devices.join(format!("nvidia-caps/nvidia-cap{minor}")), "")?;
+            symlink(DEVICE_NODE, devices.join(format!("nvidia-caps/nvidia-cap{minor}")))?;
         }
+        node.install_toolkit()?;
         Ok(node)
     }
 
@@ -101,16 +116,59 @@ impl Node {
         gpus.find(|gpu| gpu.index == index).context("no such GPU")
     }
 
-    /// Puts the driver where a containerised driver puts it.
+    /// Puts the driver where a containerised driver puts it, with the socket of its persistence daemon.
     pub fn install_driver(&self) -> Result<()> {
-        let folder = self.library_folder();
+        let (root, folder) = (self.driver_root(), self.library_folder());
         fs::create_dir_all(&folder)?;
         self.scenario.save(&folder)?;
-        // The library comes last and whole: the agent may be looking for it.
-        let new = folder.join("new");
-        fs::copy(&built()?.nvml, &new).context("copy the simulated NVML")?;
-        fs::rename(new, self.library())?;
+        self.scenario.write_driver(&root).context("write the driver's files")?;
+        let socket = root.join("run/nvidia-persistenced/socket");
+        if !socket.exists() {
+            fs::create_dir_all(socket.parent().context("the folder of the socket")?)?;
+            UnixListener::bind(&socket).context("bind the socket of the persistence daemon")?;
+        }
+        // The library comes last: the agent may be looking for it.
+        let installed = self.scenario.install_nvml(&root, &built()?.nvml);
+        installed.context("install the simulated NVML")?;
         Ok(())
+    }
+
+    /// Moves the driver's library to another folder of the host. It is no longer where the other functions look for it.
+    pub fn move_driver(&self, folder: &str) -> Result<()> {
+        let folder = self.host_root().join(folder);
+        fs::create_dir_all(folder.parent().context("the folder's parent")?)?;
+        fs::rename(self.library_folder(), folder).context("move the driver")
+    }
+
+    /// Makes a symbolic link on the host.
+    pub fn link(&self, path: &str, target: &str) -> Result<()> {
+        let path = self.host_root().join(path);
+        fs::create_dir_all(path.parent().context("the link's folder")?)?;
+        symlink(target, path).with_context(|| format!("make a link to {target}"))
+    }
+
+    /// Installs NVIDIA's container toolkit on the host.
+    fn install_toolkit(&self) -> Result<()> {
+        let program = self.host_root().join(NVIDIA_CDI_HOOK);
+        fs::create_dir_all(program.parent().context("the folder of the hook program")?)?;
+        fs::write(&program, HOOK_PROGRAM)?;
+        Ok(fs::set_permissions(program, fs::Permissions::from_mode(0o755))?)
+    }
+
+    /// Removes a library of the driver.
+    pub fn remove_library(&self, library: &str) -> Result<()> {
+        let name = format!("{library}.so.{}", self.scenario.driver_version);
+        Ok(fs::remove_file(self.library_folder().join(name))?)
+    }
+
+    /// Takes the device node of a GPU away, or gives it back.
+    pub fn set_device_node(&self, index: u32, is_there: bool) -> Result<()> {
+        let path = self.host_root().join(format!("dev/nvidia{}", self.gpu(index)?.minor));
+        if is_there {
+            Ok(symlink(DEVICE_NODE, path)?)
+        } else {
+            Ok(fs::remove_file(path)?)
+        }
     }
 
     /// Takes the driver's library away.
@@ -120,6 +178,7 @@ impl Node {
 
     /// Installs another version of the driver.
     pub fn upgrade_driver(&mut self, version: &str) -> Result<()> {
+        self.scenario.remove_libraries(&self.driver_root())?;
         version.clone_into(&mut self.scenario.driver_version);
         self.install_driver()
     }
@@ -165,9 +224,23 @@ impl Node {
         Ok(gpus.iter().map(of_gpu).collect())
     }
 
-    /// The driver's library.
+    /// The driver's library, to which `libnvidia-ml.so.1` is a link.
     pub fn library(&self) -> PathBuf {
-        self.library_folder().join(LIBRARY)
+        self.library_folder().join(self.scenario.nvml_name())
+    }
+
+    /// The folder of CDI files.
+    pub fn cdi_dir(&self) -> PathBuf {
+        self.path("cdi")
+    }
+
+    /// Returns the content of gpunode's CDI file; none without a file.
+    pub fn cdi_file(&self) -> Result<Option<Value>> {
+        match fs::read_to_string(self.cdi_dir().join("gpunode.dev-gpu.json")) {
+            Ok(text) => Ok(Some(serde_json::from_str(&text).context("parse the CDI file")?)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error).context("read the CDI file"),
+        }
     }
 
     /// Root of the host.
@@ -188,9 +261,14 @@ impl Node {
         Ok(fs::remove_dir_all(removed)?)
     }
 
+    /// The kubelet's root directory, which is not the usual one.
+    pub fn kubelet_root(&self) -> PathBuf {
+        self.path("kubelet")
+    }
+
     /// The kubelet's PodResources socket.
     pub fn pod_resources(&self) -> PathBuf {
-        self.path("kubelet/pod-resources/kubelet.sock")
+        self.kubelet_root().join("pod-resources/kubelet.sock")
     }
 
     /// The folder of MPS daemons.
@@ -246,7 +324,11 @@ impl Node {
     }
 
     fn library_folder(&self) -> PathBuf {
-        self.host_root().join("run/nvidia/driver").join(LIBRARY_FOLDER)
+        self.driver_root().join(LIBRARY_FOLDER)
+    }
+
+    fn driver_root(&self) -> PathBuf {
+        self.host_root().join(DRIVER)
     }
 
     fn path(&self, path: impl AsRef<Path>) -> PathBuf {

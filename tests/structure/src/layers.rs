@@ -3,13 +3,19 @@
 /// Crates of this repository that a product crate may use, by package name.
 pub fn allowed_dependencies(package: &str) -> Option<&'static [&'static str]> {
     Some(match package {
-        "gpunode-config" | "gpunode-process" => &[],
+        "gpunode-cdi" | "gpunode-config" | "gpunode-hook" | "gpunode-process" => &[],
         "gpunode-crds" => &["gpunode-config"],
         "gpunode-gpu" => &["gpunode-config", "gpunode-crds"],
         "gpunode-plan" => &["gpunode-config", "gpunode-crds", "gpunode-gpu"],
         "gpunode-operator" => &["gpunode-config", "gpunode-crds", "gpunode-process", "gpunode-plan"],
         "kubectl-gpunode" => &["gpunode-config", "gpunode-crds", "gpunode-gpu", "gpunode-plan"],
-        "gpunode-agent" => &["gpunode-config", "gpunode-crds", "gpunode-gpu", "gpunode-process"],
+        "gpunode-agent" => &[
+            "gpunode-cdi",
+            "gpunode-config",
+            "gpunode-crds",
+            "gpunode-gpu",
+            "gpunode-process",
+        ],
         _ => return None,
     })
 }

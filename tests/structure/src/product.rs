@@ -7,11 +7,13 @@ use std::{
 };
 
 /// Package and folder of each crate of the product, lowest layer first.
-pub const PRODUCT: [(&str, &str); 8] = [
+pub const PRODUCT: [(&str, &str); 10] = [
     ("gpunode-config", "config"),
     ("gpunode-crds", "crds"),
     ("gpunode-process", "process"),
     ("gpunode-gpu", "node-agent/gpu"),
+    ("gpunode-cdi", "node-agent/cdi"),
+    ("gpunode-hook", "node-agent/hook"),
     ("gpunode-plan", "operator/plan"),
     ("gpunode-operator", "operator"),
     ("kubectl-gpunode", "operator/kubectl"),

@@ -88,6 +88,16 @@ fn gpu() {
 }
 
 #[test]
+fn cdi() {
+    check("gpunode-cdi");
+}
+
+#[test]
+fn hook() {
+    check("gpunode-hook");
+}
+
+#[test]
 fn plan() {
     check("gpunode-plan");
 }

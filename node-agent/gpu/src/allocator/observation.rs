@@ -7,7 +7,8 @@ use std::{collections::BTreeSet, time::Instant};
 pub struct KubeletObservation {
     /// Time before its first call.
     pub started: Instant,
-    /// Result of `List`, called after `GetAllocatableResources`.
+    /// Result of `List`, called after `GetAllocatableResources`. A container with claims of NVIDIA's DRA driver holds devices
+    /// of a resource that has the driver's name, by the driver's own names of devices.
     pub holders: Vec<ContainerShares>,
     /// Result of `GetAllocatableResources`: resource and id of each share that the kubelet takes for healthy.
     pub allocatable: BTreeSet<(String, String)>,

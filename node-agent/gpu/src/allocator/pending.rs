@@ -97,6 +97,10 @@ fn describe(state: &AllocatorState, uuid: &str) -> PendingChange {
         .observed()
         .iter()
         .filter(|holding| holding.ids.iter().any(|id| holds(holding, id)));
+    let claims = whole_or_part
+        .iter()
+        .flat_map(|device| state.claims.of_device(device, &state.devices));
+    let holding = holding.chain(claims);
     let pods: BTreeSet<String> = holding.map(|of| format!("{}/{}", of.namespace, of.pod)).collect();
     let until = if !pods.is_empty() {
         "the last pod that holds it ends"

@@ -1,6 +1,6 @@
 //! The data of the allocator: assignments, desired assignments, held shares.
 
-use super::held::Held;
+use super::{claims::DeviceClaims, held::Held};
 use crate::{Assignment, Device, PairScores, ResourceRules};
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -60,6 +60,8 @@ pub struct AllocatorState {
     pub present: BTreeSet<String>,
     /// Shares that containers hold.
     pub held: Held,
+    /// Devices that containers have from NVIDIA's DRA driver.
+    pub claims: DeviceClaims,
     /// UUIDs of the assigned devices that containers have from another plugin.
     pub held_by_others: BTreeSet<String>,
     /// Reason for each device that no container can get now, by UUID.
@@ -131,7 +133,9 @@ impl AllocatorState {
     }
 
     fn may_be_held(&self, uuid: &str, except: Option<&Assignment>) -> bool {
-        self.held.holds_of(uuid, except) || self.held.checkpoint_holds_of(uuid, except)
+        self.held.holds_of(uuid, except)
+            || self.held.checkpoint_holds_of(uuid, except)
+            || self.claims.of_device(uuid, &self.devices).next().is_some()
     }
 
     /// Returns the UUIDs of the devices that overlap this one: a GPU and its MIG devices, also those that have left the node if

@@ -2,6 +2,7 @@
 
 mod allocations;
 mod choices;
+mod claims;
 mod divided;
 mod figures;
 mod kubelet;
@@ -62,6 +63,16 @@ fn holding(pod: &str, resource: &str, ids: &[&str]) -> ContainerShares {
     }
 }
 
+/// An observation without holders, allocatable devices and checkpoint.
+fn nothing_held(started: Instant) -> KubeletObservation {
+    KubeletObservation {
+        started,
+        holders: Vec::new(),
+        allocatable: BTreeSet::new(),
+        checkpoint: BTreeSet::new(),
+    }
+}
+
 /// An allocator with a clock and a kubelet that has taken every list.
 struct AllocatorTest {
     allocator: Allocator,
@@ -70,13 +81,21 @@ struct AllocatorTest {
 
 impl AllocatorTest {
     fn new(config: &str, holders: &[ContainerShares]) -> Self {
+        Self::of(wants(config), holders)
+    }
+
+    fn of(desired: DesiredDevices, holders: &[ContainerShares]) -> Self {
         let mut test = Self {
             allocator: Allocator::default(),
             now: Instant::now(),
         };
-        test.allocator.set_desired(wants(config));
+        test.set_desired(desired);
         test.observe(holders);
         test
+    }
+
+    fn set_desired(&mut self, desired: DesiredDevices) {
+        self.allocator.set_desired(desired, self.now);
     }
 
     /// An observation in which the kubelet has taken the lists of now.
@@ -121,7 +140,7 @@ impl AllocatorTest {
 #[test]
 fn nothing_is_offered_before_the_holders_are_known() {
     let mut allocator = Allocator::default();
-    allocator.set_desired(wants(""));
+    allocator.set_desired(wants(""), Instant::now());
     assert!(!allocator.is_observed() && allocator.advertised().is_empty() && allocator.pending_changes().is_empty());
     let restored = Allocator::restore([("GPU-0".to_owned(), wants("").devices[0].assignment.clone())].into());
     assert!(restored.advertised().is_empty());
@@ -150,7 +169,7 @@ fn a_list_begins_with_one_share_of_each_device_and_says_where_it_is() {
 #[test]
 fn a_held_device_stays_as_it_is_until_its_last_holder_is_gone_and_others_change_at_once() {
     let mut test = AllocatorTest::new("", &[holding("train", "nvidia.com/gpu", &["GPU-1"])]);
-    test.allocator.set_desired(wants(SHARED));
+    test.set_desired(wants(SHARED));
     assert_eq!(
         test.count("nvidia.com/gpu"),
         Some((1, 3)),
@@ -186,7 +205,7 @@ fn a_held_device_stays_as_it_is_until_its_last_holder_is_gone_and_others_change_
 #[test]
 fn an_allocation_of_an_old_id_delays_the_change_and_one_after_it_is_refused() {
     let mut test = AllocatorTest::new("", &[]);
-    test.allocator.set_desired(wants(SHARED));
+    test.set_desired(wants(SHARED));
     assert!(
         test.allocate("nvidia.com/gpu", &["GPU-1"]).is_ok(),
         "the kubelet had picked it before"
@@ -212,7 +231,7 @@ fn an_allocation_counts_until_it_is_seen_held_or_five_seconds_have_passed() {
     let mut test = AllocatorTest::new("", &[]);
     test.allocate("nvidia.com/gpu", &["GPU-1"]).unwrap();
     assert!(test.allocator.needs_observation());
-    test.allocator.set_desired(wants(SHARED));
+    test.set_desired(wants(SHARED));
     for _ in 0..4 {
         test.observe(&[]);
         assert_eq!(test.allocator.pending_changes().len(), 1);
@@ -226,15 +245,10 @@ fn an_allocation_counts_until_it_is_seen_held_or_five_seconds_have_passed() {
 #[test]
 fn an_observation_from_before_an_allocation_says_nothing_about_it() {
     let mut test = AllocatorTest::new("", &[]);
-    let before = KubeletObservation {
-        started: test.now,
-        holders: Vec::new(),
-        allocatable: BTreeSet::new(),
-        checkpoint: BTreeSet::new(),
-    };
+    let before = nothing_held(test.now);
     test.now += Duration::from_mins(1);
     test.allocate("nvidia.com/gpu", &["GPU-1"]).unwrap();
-    test.allocator.set_desired(wants(SHARED));
+    test.allocator.set_desired(wants(SHARED), before.started);
     test.allocator.observe(before);
     let waiting: Vec<String> = test
         .allocator
@@ -250,12 +264,7 @@ fn an_observation_that_comes_late_is_ignored() {
     let held = [holding("train", "nvidia.com/gpu", &["GPU-1"])];
     let mut test = AllocatorTest::new("", &held);
     let late = test.now.checked_sub(Duration::from_millis(1)).unwrap();
-    test.allocator.observe(KubeletObservation {
-        started: late,
-        holders: Vec::new(),
-        allocatable: BTreeSet::new(),
-        checkpoint: BTreeSet::new(),
-    });
+    test.allocator.observe(nothing_held(late));
     assert_eq!(test.allocator.holders().len(), 1);
 }
 
@@ -266,7 +275,7 @@ fn after_a_restart_what_was_given_out_shortly_before_is_not_given_again() {
         allocator: Allocator::restore(before.allocator.assigned().clone()),
         now: before.now,
     };
-    test.allocator.set_desired(wants(SHARED));
+    test.set_desired(wants(SHARED));
     test.observe(&[]);
     assert_eq!(
         test.allocator.pending_changes().len(),
@@ -305,7 +314,7 @@ fn a_device_that_somebody_else_gave_out_is_not_offered() {
 fn a_gpu_and_its_mig_devices_are_never_offered_together() {
     let held = [holding("whole", "nvidia.com/gpu", &["GPU-2"])];
     let mut test = AllocatorTest::new("", &held);
-    test.allocator.set_desired(wants("mig: {strategy: Mixed}"));
+    test.set_desired(wants("mig: {strategy: Mixed}"));
     test.observe(&held);
     assert_eq!(
         test.count("nvidia.com/mig-1g.4gb"),
@@ -322,7 +331,7 @@ fn a_gpu_and_its_mig_devices_are_never_offered_together() {
 fn a_resource_that_is_no_longer_configured_ends_with_its_last_holder() {
     let held = [holding("train", "nvidia.com/gpu", &["GPU-0"])];
     let mut test = AllocatorTest::new("", &held);
-    test.allocator.set_desired(DesiredDevices::nothing(&node()));
+    test.set_desired(DesiredDevices::nothing(&node()));
     test.observe(&held);
     assert_eq!(test.count("nvidia.com/gpu"), Some((1, 1)));
     test.observe(&[]);
@@ -336,8 +345,7 @@ fn a_gpu_that_is_gone_or_held_back_is_unhealthy_also_where_it_is_held() {
     let mut test = AllocatorTest::new("", &held);
     let mut less = node();
     less.gpus.remove(0);
-    test.allocator
-        .set_desired(desired_devices(&less, &load("").unwrap()).unwrap());
+    test.set_desired(desired_devices(&less, &load("").unwrap()).unwrap());
     test.observe(&held);
     assert_eq!(test.count("nvidia.com/gpu"), Some((2, 3)));
     let refused = test.allocate("nvidia.com/gpu", &["GPU-0"]).unwrap_err().to_string();
@@ -345,7 +353,7 @@ fn a_gpu_that_is_gone_or_held_back_is_unhealthy_also_where_it_is_held() {
         refused.ends_with("GPU-0 is unavailable: the driver no longer lists it"),
         "{refused}"
     );
-    test.allocator.set_desired(wants(""));
+    test.set_desired(wants(""));
     assert_eq!(test.count("nvidia.com/gpu"), Some((3, 3)));
     test.allocator
         .set_unavailable([("GPU-1".to_owned(), "its MPS daemon does not answer".to_owned())].into());
@@ -378,7 +386,7 @@ fn before_the_driver_answers_held_shares_are_healthy_and_no_container_gets_anoth
         .set_unavailable([("GPU-0".to_owned(), "XID 79".to_owned())].into());
     assert_eq!(healthy(&test), [""; 0]);
     test.allocator.set_unavailable(BTreeMap::new());
-    test.allocator.set_desired(wants(""));
+    test.set_desired(wants(""));
     assert_eq!(test.count("nvidia.com/gpu"), Some((3, 3)));
 }
 
@@ -409,8 +417,7 @@ fn a_gpu_that_changes_its_index_keeps_its_shares() {
     let mut swapped = node();
     swapped.gpus[0].index = 1;
     swapped.gpus[1].index = 0;
-    test.allocator
-        .set_desired(desired_devices(&swapped, &load(MEMORY).unwrap()).unwrap());
+    test.set_desired(desired_devices(&swapped, &load(MEMORY).unwrap()).unwrap());
     assert!(test.allocator.pending_changes().is_empty());
     let granted = test.allocate("a.b/mem", &["GPU-0-_-0", "GPU-0-_-1"]).unwrap();
     assert_eq!((granted.devices[0].0.gpu, granted.devices[0].1), (1, 2));
@@ -431,7 +438,7 @@ fn holders_are_counted_per_container_and_device() {
 #[test]
 fn devices_under_mps_are_those_in_force() {
     let mut test = AllocatorTest::new("", &[holding("train", "nvidia.com/gpu", &["GPU-0"])]);
-    test.allocator.set_desired(wants(
+    test.set_desired(wants(
         "resources: [{name: nvidia.com/gpu, sharing: {strategy: Mps, replicas: 10}}]",
     ));
     test.observe(&[holding("train", "nvidia.com/gpu", &["GPU-0"])]);

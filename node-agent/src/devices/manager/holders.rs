@@ -1,7 +1,7 @@
 //! Asks the kubelet for the holders of devices.
 
 use super::{served_resources::RegistrationWatches, shared_state::SharedState};
-use crate::kubelet::podresources::PodResources;
+use crate::kubelet::podresources::{PodResources, PodResourcesError};
 use gpunode_process::OnChange;
 use std::{
     collections::BTreeSet,
@@ -34,8 +34,18 @@ pub struct ObservationState {
     pub started: Option<Instant>,
     /// Error of the observation after that.
     pub error: Option<String>,
-    /// Names of the resources with healthy devices in the kubelet.
-    pub allocatable: BTreeSet<String>,
+    /// Resources with healthy devices in the kubelet, also of an observation that has then failed; none if the kubelet did not
+    /// answer.
+    pub allocatable: Option<AllocatableResources>,
+}
+
+/// Resources with healthy devices in the kubelet.
+#[derive(Debug)]
+pub struct AllocatableResources {
+    /// Start of the observation.
+    pub started: Instant,
+    /// Names of the resources.
+    pub names: BTreeSet<String>,
 }
 
 /// Error of waiting for a fresh observation.
@@ -111,31 +121,45 @@ impl HolderWatch {
         served: &RegistrationWatches,
         kubelet: &PodResources,
     ) -> Option<String> {
-        match kubelet.observe().await {
+        let devices = match kubelet.allocatable().await {
+            Ok(devices) => devices,
+            Err(error) => return Some(self.fail(state, &error, None)),
+        };
+        let allocatable = AllocatableResources {
+            started: devices.started,
+            names: devices.devices.iter().map(|(resource, _)| resource.clone()).collect(),
+        };
+        // A resource that the kubelet has forgotten is noticed also while nothing says who holds what.
+        served.observe_allocatable(allocatable.started, &allocatable.names);
+        match kubelet.holders(devices).await {
             Ok(observation) => {
-                let started = Some(observation.started);
-                let allocatable = observation
-                    .allocatable
-                    .iter()
-                    .map(|(resource, _)| resource.clone())
-                    .collect();
                 served.observe(&observation);
                 state.change(|state| state.observe(observation));
                 self.observed.send_replace(ObservationState {
-                    started,
+                    started: Some(allocatable.started),
                     error: None,
-                    allocatable,
+                    allocatable: Some(allocatable),
                 });
                 None
             }
-            Err(error) => {
-                let error = error.to_string();
-                state.change_if(|state| state.not_observed(&error, Instant::now()));
-                self.observed
-                    .send_modify(|observed| observed.error = Some(error.clone()));
-                Some(error)
-            }
+            Err(error) => Some(self.fail(state, &error, Some(allocatable))),
         }
+    }
+
+    /// Publishes a failed observation. Returns the error.
+    fn fail(
+        &self,
+        state: &SharedState,
+        error: &PodResourcesError,
+        allocatable: Option<AllocatableResources>,
+    ) -> String {
+        let error = error.to_string();
+        state.change_if(|state| state.not_observed(&error, Instant::now()));
+        self.observed.send_modify(|observed| {
+            observed.error = Some(error.clone());
+            observed.allocatable = allocatable;
+        });
+        error
     }
 
     /// Waits for an observation that starts after this call. On an error the earlier observation stands.

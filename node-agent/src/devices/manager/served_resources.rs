@@ -3,7 +3,7 @@
 use crate::devices::served::{ListHold, OtherPluginEvidence, ServedResource};
 use gpunode_gpu::{AdvertisedResource, KubeletObservation};
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     mem,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Instant,
@@ -61,6 +61,13 @@ impl RegistrationWatches {
     pub fn doubt(&self) {
         for watch in self.lock().values_mut() {
             watch.change(|served| served.doubt(Instant::now()));
+        }
+    }
+
+    /// Compares the resources with those that have healthy devices in the kubelet in an observation that began at `started`.
+    pub fn observe_allocatable(&self, started: Instant, names: &BTreeSet<String>) {
+        for (name, watch) in &mut *self.lock() {
+            watch.change(|served| served.observe_listed(started, names.contains(name)));
         }
     }
 

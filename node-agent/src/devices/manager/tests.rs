@@ -1,11 +1,16 @@
 use super::*;
 use crate::{
     devices::state::tests::{nothing_held, state},
-    driver::{calls::DriverCalls, hardware_probe},
-    kubelet::{checkpoint::PodFolders, podresources::PodResources},
+    kubelet::{
+        checkpoint::{CHECKPOINT_FILE, PodFolders},
+        podresources::{
+            PodResources,
+            tests::{Kubelet, serve},
+        },
+    },
 };
 use gpunode_gpu::{ContainerShares, DeviceFaults, HealthObservation, KubeletObservation};
-use std::sync::Arc;
+use std::{path::Path, sync::Arc};
 use tokio::time::timeout;
 
 const MEMORY: &str = "resources: [{name: a.b/mem, sharing: {strategy: Memory}}]";
@@ -20,18 +25,22 @@ fn manager_of(mps_dir: PathBuf) -> Arc<DeviceManager> {
 }
 
 fn manager_with(mps_dir: PathBuf, health: &watch::Sender<Arc<NodeHealth>>) -> Arc<DeviceManager> {
-    let folder = PathBuf::from("/nonexistent");
-    let nowhere = hardware_probe::DriverRoots {
-        host_root: folder.clone(),
-        driver_root: None,
-        calls: DriverCalls::default(),
-    };
+    manager_following(mps_dir, health, &watch::Sender::default())
+}
+
+fn manager_following(
+    mps_dir: PathBuf,
+    health: &watch::Sender<Arc<NodeHealth>>,
+    cdi: &watch::Sender<CdiState>,
+) -> Arc<DeviceManager> {
+    let nowhere = DriverRoots::of_host(Path::new("/nonexistent"));
     Arc::new(DeviceManager::new(DeviceManagerInputs {
-        host_root: folder,
+        roots: nowhere.clone(),
         mps_dir,
         utilisation: Utilisation::new(nowhere, watch::channel(None).1),
         node: None,
         health: health.subscribe(),
+        cdi: cdi.subscribe(),
         metrics: AgentMetrics::new(),
     }))
 }
@@ -226,6 +235,26 @@ async fn holders_that_are_not_known_are_told_and_asked_for_again() {
     watching.abort();
 }
 
+#[tokio::test]
+async fn healthy_devices_of_the_kubelet_are_known_though_its_checkpoint_is_damaged() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join(CHECKPOINT_FILE), "{").unwrap();
+    let manager = manager();
+    let mut observed = manager.observed();
+    let watching = tokio::spawn(manager.clone().watch_holders(serve(folder.path(), Kubelet::Held)));
+    timeout(Duration::from_secs(10), observed.changed())
+        .await
+        .unwrap()
+        .unwrap();
+    let state = observed.borrow();
+    assert!(state.started.is_none(), "an allocation waits for the holders");
+    let error = state.error.clone().unwrap_or_default();
+    assert!(error.contains("parse the kubelet's checkpoint"), "{error}");
+    let allocatable = state.allocatable.as_ref().unwrap();
+    assert_eq!(allocatable.names, ["a.b/c".to_owned()].into());
+    watching.abort();
+}
+
 /// Publishes that this GPU has fallen off the bus.
 fn publish_fault(health: &watch::Sender<Arc<NodeHealth>>, gpu: &str) {
     let mut faults = DeviceFaults::default();
@@ -270,7 +299,7 @@ async fn a_published_fault_holds_for_the_devices_that_an_earlier_agent_left() {
 #[tokio::test]
 async fn a_published_health_is_a_change_of_the_devices_at_once() {
     let (manager, health) = open_with_health().await;
-    let watching = tokio::spawn(manager.clone().watch_health());
+    let watching = tokio::spawn(manager.clone().watch_inputs());
     tokio::task::yield_now().await;
     let mut changes = manager.changes();
     for (gpu, healthy_id) in [("GPU-0", "GPU-1"), ("GPU-1", "GPU-0")] {
@@ -315,7 +344,7 @@ async fn a_gpu_is_not_given_out_before_it_is_known_which_daemons_run() {
     let file = tempfile::NamedTempFile::new().unwrap();
     let manager = manager_of(file.path().to_owned());
     let mut state = DeviceState::default();
-    state.set_desired(crate::devices::state::tests::configured(""));
+    state.set_desired(crate::devices::state::tests::configured(""), Instant::now());
     state.observe(nothing_held(Instant::now()));
     manager.open(state).await;
     assert_eq!((healthy(&manager), manager.snapshot().0.daemons_known), (0, false));
@@ -328,4 +357,63 @@ async fn a_gpu_is_not_given_out_before_it_is_known_which_daemons_run() {
         refused.contains("not known yet whether an MPS control daemon"),
         "{refused}"
     );
+}
+
+fn rules(document: &str) -> InjectionRules {
+    InjectionRules::of(&gpunode_config::load(document).unwrap())
+}
+
+#[tokio::test]
+async fn another_strategy_is_for_later_containers_and_needs_no_other_ids() {
+    let manager = open("").await;
+    let before = manager.snapshot().0.advertised;
+    let [first, second] = ["GPU-0", "GPU-1"].map(|id| [id.to_owned()]);
+    let first = manager.allocate("nvidia.com/gpu", &first).await.unwrap();
+    assert_eq!(first.envs["NVIDIA_VISIBLE_DEVICES"], "GPU-0");
+    manager.set_injection(&rules("deviceListStrategy: [VolumeMounts]"));
+    let second = manager.allocate("nvidia.com/gpu", &second).await.unwrap();
+    assert_eq!(
+        second.mounts[0].container_path,
+        "/var/run/nvidia-container-devices/GPU-1"
+    );
+    assert_eq!(manager.snapshot().0.advertised, before);
+}
+
+#[tokio::test]
+async fn a_device_that_only_cdi_may_hand_over_waits_for_the_file_and_its_holder_keeps_it() {
+    let cdi = watch::Sender::default();
+    let manager = manager_following("/nonexistent".into(), &watch::Sender::default(), &cdi);
+    manager.open(state("")).await;
+    manager.change(|state| {
+        state.observe(KubeletObservation {
+            holders: vec![holds("nvidia.com/gpu", vec!["GPU-0".to_owned()])],
+            ..nothing_held(Instant::now())
+        });
+    });
+    manager.set_injection(&rules("deviceListStrategy: [CdiCri]"));
+    assert_eq!(healthy(&manager), 1, "the held one");
+    let ids = ["GPU-1".to_owned()];
+    let refused = manager.allocate("nvidia.com/gpu", &ids).await.unwrap_err().to_string();
+    assert!(refused.contains("the CDI file does not describe it"), "{refused}");
+    assert_eq!(
+        manager.snapshot().0.not_injectable.into_keys().collect::<Vec<_>>(),
+        ["GPU-0", "GPU-1"]
+    );
+
+    let watching = tokio::spawn(manager.clone().watch_inputs());
+    tokio::task::yield_now().await;
+    let mut changes = manager.changes();
+    cdi.send_replace(CdiState {
+        described: ["GPU-1".to_owned()].into(),
+        ..CdiState::default()
+    });
+    timeout(Duration::from_secs(1), changes.changed())
+        .await
+        .unwrap()
+        .unwrap();
+    assert_eq!(healthy(&manager), 2);
+    let response = manager.allocate("nvidia.com/gpu", &ids).await.unwrap();
+    assert_eq!(response.cdi_devices[0].name, "gpunode.dev/gpu=GPU-1");
+    assert!(response.envs.is_empty());
+    watching.abort();
 }

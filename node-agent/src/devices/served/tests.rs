@@ -302,6 +302,17 @@ fn a_resource_that_the_kubelet_does_not_have_is_missing_once_it_had_time_for_the
 }
 
 #[test]
+fn a_resource_is_missing_also_while_the_holders_are_unknown() {
+    let mut bench = Bench::new();
+    bench.served.observe_listed(bench.at(0.9), false);
+    assert!(!bench.served.is_missing(), "the kubelet may not have the list yet");
+    bench.served.observe_listed(bench.at(10.0), false);
+    assert!(bench.served.is_missing() && bench.served.is_doubtful());
+    bench.served.observe_listed(bench.at(11.0), true);
+    assert!(!bench.served.is_missing());
+}
+
+#[test]
 fn lists_are_held_back_from_the_first_doubt() {
     let mut bench = Bench::new();
     assert!(!bench.holds_lists(10.0));

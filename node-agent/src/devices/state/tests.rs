@@ -36,7 +36,7 @@ pub fn nothing_held(started: Instant) -> KubeletObservation {
 pub fn state(document: &str) -> DeviceState {
     let mut state = DeviceState::default();
     state.set_daemon_answers(DaemonAnswers::new(), Duration::ZERO);
-    state.set_desired(configured(document));
+    state.set_desired(configured(document), Instant::now());
     state.observe(nothing_held(Instant::now()));
     state
 }
@@ -65,7 +65,7 @@ fn answered(devices: &[(&str, u64)]) -> DaemonAnswers {
 fn nothing_is_offered_before_the_kubelet_says_who_holds_what() {
     let mut state = DeviceState::default();
     state.set_daemon_answers(DaemonAnswers::new(), Duration::ZERO);
-    state.set_desired(configured(""));
+    state.set_desired(configured(""), Instant::now());
     assert!(state.not_observed("no socket", Instant::now()));
     let snapshot = state.snapshot();
     assert!(snapshot.advertised.is_empty() && snapshot.assignments.is_empty());
@@ -156,9 +156,51 @@ fn containers_keep_their_devices_while_the_driver_answers_no_call() {
 }
 
 #[test]
+fn beside_a_dra_driver_containers_keep_their_devices_and_a_resource_without_holders_is_left_to_it() {
+    let mut state = state("resources: [{name: a.b/first, devices: {indices: [0]}}, {name: a.b/second}]");
+    let held = |ids: &[&str]| KubeletObservation {
+        holders: vec![ContainerShares {
+            resource: "a.b/first".to_owned(),
+            ids: ids.iter().map(|id| (*id).to_owned()).collect(),
+            ..ContainerShares::default()
+        }],
+        ..nothing_held(Instant::now())
+    };
+    let names = |snapshot: &DeviceSnapshot| -> Vec<String> {
+        let lists = snapshot.advertised.iter();
+        lists.map(|list| list.resource.name.clone()).collect()
+    };
+    state.observe(held(&["GPU-0"]));
+    let dra = Arc::new(NodeHealth {
+        served_by_dra: true,
+        ..NodeHealth::default()
+    });
+    assert!(state.set_health(&dra));
+    assert_eq!(
+        (names(&state.snapshot()), healthy(&state.snapshot())),
+        (vec!["a.b/first".to_owned()], vec!["GPU-0"])
+    );
+    let refusal = state
+        .allocator
+        .allocate(
+            "a.b/second",
+            &["GPU-1".to_owned()],
+            Instant::now(),
+            Instant::now(),
+            None,
+        )
+        .unwrap_err();
+    assert!(refusal.to_string().contains("NVIDIA's DRA driver"), "{refusal}");
+    state.observe(nothing_held(Instant::now()));
+    assert_eq!(names(&state.snapshot()), [""; 0]);
+    state.set_health(&Arc::default());
+    assert_eq!(names(&state.snapshot()), ["a.b/first", "a.b/second"]);
+}
+
+#[test]
 fn nothing_is_given_out_before_it_is_known_which_daemons_run() {
     let mut state = DeviceState::default();
-    state.set_desired(configured(""));
+    state.set_desired(configured(""), Instant::now());
     state.observe(nothing_held(Instant::now()));
     assert!(!state.set_daemons_silent());
     assert_eq!(healthy(&state.snapshot()), [""; 0]);
@@ -174,7 +216,7 @@ fn nothing_is_given_out_before_it_is_known_which_daemons_run() {
 #[test]
 fn a_device_that_was_of_mps_between_two_reads_is_withheld_until_the_next() {
     let mut state = state(MPS);
-    state.set_desired(configured(""));
+    state.set_desired(configured(""), Instant::now());
     state.observe(nothing_held(Instant::now()));
     assert!(healthy(&state.snapshot()).is_empty(), "its daemon may run by now");
     state.set_daemon_answers(DaemonAnswers::new(), Duration::from_secs(1));
@@ -200,7 +242,7 @@ fn a_device_of_mps_is_withheld_until_its_daemon_answers_and_again_when_it_is_sil
 fn a_device_that_leaves_mps_is_withheld_until_its_daemon_is_gone() {
     let mut state = state(MPS);
     state.set_daemon_answers(answered(&[("GPU-0", 100), ("GPU-1", 100)]), Duration::from_secs(101));
-    state.set_desired(configured(""));
+    state.set_desired(configured(""), Instant::now());
     state.observe(nothing_held(Instant::now()));
     let snapshot = state.snapshot();
     assert!(healthy(&snapshot).is_empty(), "{snapshot:?}");
@@ -227,9 +269,8 @@ fn daemons_that_cannot_be_looked_at_do_not_answer() {
 fn a_list_is_sent_again_only_while_its_device_waits_for_the_checkpoint_alone() {
     let start = Instant::now();
     let mut state = state("");
-    state.set_desired(configured(
-        "resources: [{name: a.b/c, devices: {indices: [0]}}, {name: nvidia.com/gpu}]",
-    ));
+    let document = "resources: [{name: a.b/c, devices: {indices: [0]}}, {name: nvidia.com/gpu}]";
+    state.set_desired(configured(document), start);
     let resends = |state: &DeviceState| -> Vec<(String, u64)> {
         let snapshot = state.snapshot();
         snapshot

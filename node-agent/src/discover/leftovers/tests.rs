@@ -1,9 +1,12 @@
 use super::*;
 use crate::{
     cli::{AgentCli, AgentCommand},
+    driver::{hardware::DriverState, nvml::DriverReading},
     kubelet::podresources::tests::{Kubelet, serve},
 };
 use clap::Parser as _;
+use gpunode_cdi::{CdiDevice, CdiDeviceNode, CdiSpec, ContainerEdits, KIND};
+use gpunode_gpu::{Gpu, Inventory};
 use std::path::Path;
 
 fn args(folder: &Path) -> NodeArgs {
@@ -16,6 +19,7 @@ fn args(folder: &Path) -> NodeArgs {
         &format!("--mps-dir={}", at("mps")),
         &format!("--pod-resources-socket={}", at("kubelet.sock")),
         &format!("--device-plugin-dir={}", at("")),
+        &format!("--cdi-dir={}", at("cdi")),
     ]);
     let AgentCommand::Discover(args) = cli.command else {
         panic!("not discover")
@@ -24,7 +28,8 @@ fn args(folder: &Path) -> NodeArgs {
 }
 
 async fn probed(args: &NodeArgs, previous: &mut Option<LeftoverDevices>) -> Option<DeviceSnapshot> {
-    probe(args, &args.pod_resources(), DesiredDevices::default(), previous)
+    let disk = BlockingThread::default();
+    probe(args, &args.pod_resources(), &disk, Arc::default(), previous)
         .await
         .unwrap()
 }
@@ -115,4 +120,91 @@ async fn a_device_that_is_held_stays_what_it_is() {
     let holder = snapshot.holders.first().unwrap();
     assert_eq!((holder.pod.as_str(), holder.device.as_str()), ("train", "GPU-1"));
     assert!(snapshot.pending_changes[0].pods == ["team/train"]);
+}
+
+#[tokio::test]
+async fn a_device_leaves_the_cdi_file_with_its_last_holder_and_the_file_goes_with_the_last_device() {
+    let device = |name: &str| CdiDevice {
+        name: name.to_owned(),
+        ..CdiDevice::default()
+    };
+    let left = CdiSpec {
+        kind: KIND.to_owned(),
+        devices: ["GPU-0", "GPU-1"].map(device).into(),
+        ..CdiSpec::default()
+    };
+    for (kubelet, names) in [(Kubelet::Refuses, 2), (Kubelet::Held, 1), (Kubelet::Idle, 0)] {
+        let folder = tempfile::tempdir().unwrap();
+        let args = args(folder.path());
+        std::fs::create_dir(&args.host.state_dir).unwrap();
+        let file = CdiFile::new(&args.cdi_dir);
+        file.put(Some(&left)).unwrap();
+        serve(folder.path(), kubelet);
+        probed(&args, &mut None).await.unwrap();
+        assert_eq!(file.read().unwrap().map_or(0, |spec| spec.devices.len()), names);
+        assert_eq!(file.exists(), names > 0);
+    }
+}
+
+#[tokio::test]
+async fn a_held_name_does_not_lead_to_the_device_that_took_the_place_of_its_own() {
+    let node = CdiDeviceNode {
+        path: "/dev/nvidia0".to_owned(),
+        host_path: None,
+    };
+    let left = CdiSpec {
+        kind: KIND.to_owned(),
+        devices: vec![CdiDevice {
+            name: "GPU-1".to_owned(),
+            container_edits: ContainerEdits {
+                device_nodes: vec![node],
+                ..ContainerEdits::default()
+            },
+        }],
+        ..CdiSpec::default()
+    };
+    let gpu = Gpu {
+        uuid: "GPU-2".to_owned(),
+        minor: Some(0),
+        ..Gpu::default()
+    };
+    let inventory = Inventory {
+        gpus: vec![gpu],
+        ..Inventory::default()
+    };
+    let hardware = Hardware {
+        driver: DriverState::Answers,
+        reading: Some(DriverReading {
+            inventory,
+            ..DriverReading::default()
+        }),
+        ..Hardware::default()
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let args = args(folder.path());
+    std::fs::create_dir(&args.host.state_dir).unwrap();
+    let file = CdiFile::new(&args.cdi_dir);
+    file.put(Some(&left)).unwrap();
+    serve(folder.path(), Kubelet::Held);
+    let disk = BlockingThread::default();
+    probe(&args, &args.pod_resources(), &disk, hardware.into(), &mut None)
+        .await
+        .unwrap();
+    assert!(!file.exists());
+}
+
+#[tokio::test]
+async fn holders_are_told_while_the_cdi_file_cannot_be_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let args = args(folder.path());
+    std::fs::create_dir(&args.host.state_dir).unwrap();
+    let left = LEFT.replace(r#"{"strategy":"Mps","replicas":2}"#, r#"{"strategy":"Whole"}"#);
+    std::fs::write(args.host.state_dir.join("assignments.json"), left).unwrap();
+    std::fs::write(&args.cdi_dir, "no folder").unwrap();
+    serve(folder.path(), Kubelet::Held);
+    let mut previous = None;
+    let snapshot = probed(&args, &mut previous).await.unwrap();
+    assert!(!snapshot.holders.is_empty());
+    let error = previous.unwrap().cdi_error.unwrap();
+    assert!(error.starts_with("read the CDI file: "), "{error}");
 }

@@ -3,11 +3,11 @@
 use super::*;
 use crate::{
     api_server::gpu_node::{GpuNodeState, ObservedGpuNode},
-    driver::{calls::DriverCalls, library, nvml::tests::FakeDriver},
+    driver::{calls::DriverCalls, nvml::tests::FakeDriver},
 };
 use gpunode_crds::{GpuNode, GpuNodeSpec};
 use kube::core::ApiResource;
-use std::fs;
+use std::{fs, path::Path};
 use tempfile::TempDir;
 use tokio::time::Instant;
 
@@ -23,7 +23,6 @@ struct Host {
 
 impl Host {
     fn new(scenario: &str) -> Self {
-        let library = FakeDriver::new(scenario);
         let root = tempfile::tempdir().unwrap();
         let dmi = root.path().join("sys/class/dmi/id");
         fs::create_dir_all(&dmi).unwrap();
@@ -34,17 +33,19 @@ impl Host {
             fs::write(function.join("vendor"), "0x10de").unwrap();
             fs::write(function.join("class"), "0x030200").unwrap();
         }
-        let folder = root.path().join("driver/usr/lib64");
-        fs::create_dir_all(folder.parent().unwrap()).unwrap();
-        std::os::unix::fs::symlink(library.folder(), &folder).unwrap();
+        let usr = root.path().join("driver/usr");
+        fs::create_dir_all(&usr).unwrap();
+        let library = FakeDriver::within(&usr, scenario);
+        // As the driver's root sees it.
+        let target = Path::new("/usr").join(library.folder().file_name().unwrap());
+        std::os::unix::fs::symlink(target, usr.join("lib64")).unwrap();
         Self { root, library }
     }
 
     fn roots(&self) -> DriverRoots {
         DriverRoots {
-            host_root: self.root.path().to_owned(),
-            driver_root: Some(self.root.path().join("driver")),
-            calls: DriverCalls::default(),
+            driver_roots: vec!["/driver".into()],
+            ..DriverRoots::of_host(self.root.path())
         }
     }
 
@@ -325,17 +326,14 @@ async fn the_gpus_are_released_once_the_mps_daemons_without_clients_have_ended()
 #[tokio::test(start_paused = true)]
 async fn a_driver_container_that_is_not_ready_is_waited_for_and_a_driver_in_use_is_kept() {
     let host = Host::new(UNDIVIDED);
-    let container = host.root.path().join(library::DRIVER_CONTAINER);
+    let container = host.root.path().join("run/nvidia/driver");
     fs::create_dir_all(container.parent().unwrap()).unwrap();
     fs::rename(host.root.path().join("driver"), &container).unwrap();
     let folder = host.root.path().join("run/nvidia/validations");
     fs::create_dir(&folder).unwrap();
     let (sender, mut seen) = watch::channel(None);
     let hardware_watch = HardwareWatch {
-        roots: DriverRoots {
-            driver_root: None,
-            ..host.roots()
-        },
+        roots: DriverRoots::of_host(host.root.path()),
         hardware: sender,
         probe_now: Arc::new(Notify::new()),
         release: ReleaseRequest::new(None, host.root.path()),

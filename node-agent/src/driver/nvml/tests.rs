@@ -24,7 +24,12 @@ pub struct FakeDriver(TempDir);
 
 impl FakeDriver {
     pub fn new(scenario: &str) -> Self {
-        let folder = tempfile::tempdir().unwrap();
+        Self::within(&env::temp_dir(), scenario)
+    }
+
+    /// Puts the driver into a new folder of `parent`.
+    pub fn within(parent: &Path, scenario: &str) -> Self {
+        let folder = tempfile::tempdir_in(parent).unwrap();
         fs::copy(built(), folder.path().join("libnvidia-ml.so.1")).unwrap();
         let driver = Self(folder);
         driver.scenario(scenario);
@@ -666,6 +671,45 @@ fn a_driver_before_510_reports_memory_and_processes() {
     let report = probed(&driver, target);
     assert!(report.failed.is_empty(), "{:?}", report.failed);
     assert_eq!(report.probe.processes, Some(2));
+}
+
+#[test]
+fn processes_of_every_kind_are_listed_with_their_gpu_by_old_and_new_drivers() {
+    for version in ["", ", driverVersion: 470.256.02"] {
+        let driver = FakeDriver::new(&format!("{{board: Tesla T4, count: 2, topology: Pcie{version}}}"));
+        driver.state(
+            "gpus: {0: {processes: [{pid: 7, memoryMib: 100}, {pid: 8, memoryMib: 1, kind: Graphics}]}, \
+             1: {processes: [{pid: 7, memoryMib: 1}]}}",
+        );
+        let gpus = driver.read(Path::new("/nowhere")).inventory.gpus;
+        let addresses: Vec<GpuAddress> = gpus.iter().map(GpuAddress::of).collect();
+        let begun = RefCell::new(Vec::new());
+        let found = processes(&driver.library(), &addresses, |gpu| {
+            begun.borrow_mut().push(gpu.to_owned());
+            true
+        });
+        let found: Vec<(String, u32)> = found.unwrap().into_iter().map(|of| (of.gpu, of.pid)).collect();
+        let [one, two] = [0, 1].map(|index: usize| gpus[index].uuid.clone());
+        let mut expected = vec![(one.clone(), 7), (one.clone(), 8), (two.clone(), 7)];
+        expected.sort();
+        assert_eq!(found, expected, "{version}");
+        assert_eq!(*begun.borrow(), [one, two]);
+    }
+}
+
+#[test]
+fn a_gpu_that_does_not_answer_has_no_processes_and_the_others_have_theirs() {
+    let driver = FakeDriver::new("{board: Tesla T4, count: 2, topology: Pcie}");
+    let gpus = driver.read(Path::new("/nowhere")).inventory.gpus;
+    let addresses: Vec<GpuAddress> = gpus.iter().map(GpuAddress::of).collect();
+    driver.state(
+        "gpus: {0: {processes: [{pid: 7, memoryMib: 1}], failing: {nvmlDeviceGetComputeRunningProcesses: UNKNOWN}}, \
+         1: {processes: [{pid: 9, memoryMib: 1}]}}",
+    );
+    let found = processes(&driver.library(), &addresses, |_| true).unwrap();
+    assert_eq!(found.into_iter().map(|of| of.pid).collect::<Vec<_>>(), [9]);
+    let none = processes(&driver.library(), &addresses, |gpu| gpu != gpus[1].uuid).unwrap();
+    assert!(none.is_empty(), "{none:?}");
 }
 
 #[test]

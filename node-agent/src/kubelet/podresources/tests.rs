@@ -1,19 +1,28 @@
 use super::*;
 use crate::kubelet::pod_resources_api::{
-    AllocatableResourcesResponse, ContainerResources, ListPodResourcesResponse,
+    AllocatableResourcesResponse, ClaimResource, ContainerResources, ListPodResourcesResponse,
     pod_resources_lister_server::{PodResourcesLister, PodResourcesListerServer},
 };
-use tokio::net::UnixListener;
+use tokio::{net::UnixListener, time::sleep};
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::{Request, transport::Server};
+
+/// Delay of a kubelet that answers late: longer than plugins wait for it to notice an end.
+pub const LATE: Duration = Duration::from_millis(1100);
 
 /// Answer of the test's kubelet.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Kubelet {
-    /// An error.
+    /// An error to List.
     Refuses,
+    /// An error to every call.
+    RefusesAll,
+    /// A pod holds GPU-1 and GPU-2; healthy devices are answered [`LATE`].
+    Late,
     /// A pod holds GPU-1 and GPU-2.
     Held,
+    /// A second container of that pod has a device of each of two DRA drivers.
+    Claimed,
     /// No holders and no allocatable devices.
     Idle,
 }
@@ -29,22 +38,38 @@ fn devices(resource: &str, ids: &[&str]) -> ContainerDevices {
 impl PodResourcesLister for Kubelet {
     async fn list(&self, _: Request<ListPodResourcesRequest>) -> Result<Response<ListPodResourcesResponse>, Status> {
         match self {
-            Self::Refuses => return Err(Status::resource_exhausted("rejected by rate limit")),
+            Self::Refuses | Self::RefusesAll => return Err(Status::resource_exhausted("rejected by rate limit")),
             Self::Idle => return Ok(Response::new(ListPodResourcesResponse::default())),
-            Self::Held => {}
+            Self::Held | Self::Claimed | Self::Late => {}
         }
         let main = ContainerResources {
             name: "main".to_owned(),
             devices: vec![devices("a.b/c", &["GPU-1", "GPU-2"])],
+            ..ContainerResources::default()
+        };
+        let device = |driver: &str, name: &str| ClaimResource {
+            driver_name: driver.to_owned(),
+            device_name: name.to_owned(),
+        };
+        let claim = (*self == Self::Claimed).then(|| DynamicResource {
+            claim_resources: vec![
+                device("gpu.nvidia.com", "gpu-3"),
+                device("compute-domain.nvidia.com", "channel-0"),
+            ],
+        });
+        let claiming = ContainerResources {
+            name: "claiming".to_owned(),
+            dynamic_resources: claim.into_iter().collect(),
+            ..ContainerResources::default()
         };
         let idle = ContainerResources {
             name: "idle".to_owned(),
-            devices: Vec::new(),
+            ..ContainerResources::default()
         };
         let pod = Pod {
             name: "train".to_owned(),
             namespace: "team".to_owned(),
-            containers: vec![main, idle],
+            containers: vec![main, claiming, idle],
         };
         Ok(Response::new(ListPodResourcesResponse {
             pod_resources: vec![pod],
@@ -55,8 +80,11 @@ impl PodResourcesLister for Kubelet {
         &self,
         _: Request<AllocatableResourcesRequest>,
     ) -> Result<Response<AllocatableResourcesResponse>, Status> {
-        if *self == Self::Idle {
-            return Ok(Response::new(AllocatableResourcesResponse::default()));
+        match self {
+            Self::Idle => return Ok(Response::new(AllocatableResourcesResponse::default())),
+            Self::RefusesAll => return Err(Status::resource_exhausted("rejected by rate limit")),
+            Self::Late => sleep(LATE).await,
+            Self::Refuses | Self::Held | Self::Claimed => {}
         }
         let devices = vec![devices("a.b/c", &["GPU-2"]), devices("a.b/c", &["GPU-1"])];
         Ok(Response::new(AllocatableResourcesResponse { devices }))
@@ -99,6 +127,23 @@ async fn holders_and_what_can_be_given_out_are_observed() {
     let pair = |id: &str| ("a.b/c".to_owned(), id.to_owned());
     assert_eq!(observation.allocatable, [pair("GPU-1"), pair("GPU-2")].into());
     assert_eq!(observation.checkpoint, [pair("GPU-3")].into());
+}
+
+#[tokio::test]
+async fn claims_of_nvidias_dra_driver_are_observed_and_those_of_others_are_not() {
+    let folder = tempfile::tempdir().unwrap();
+    let observation = serve(folder.path(), Kubelet::Claimed).observe().await.unwrap();
+    let [_, claimed] = observation.holders.as_slice() else {
+        panic!("{observation:?}")
+    };
+    assert_eq!(
+        (
+            claimed.container.as_str(),
+            claimed.resource.as_str(),
+            claimed.ids.as_slice()
+        ),
+        ("claiming", "gpu.nvidia.com", &["gpu-3".to_owned()][..])
+    );
 }
 
 #[tokio::test]

@@ -1,9 +1,17 @@
-//! Checks against the kubelet's own list of devices: another plugin may serve a resource, or the kubelet may have
-//! forgotten this agent's.
+//! Checks against the kubelet's own list of devices: another plugin may serve a resource, the kubelet may have forgotten
+//! this agent's, or it may have kept the devices of a plugin that is gone.
 
-use crate::kubelet::podresources::{PodResources, PodResourcesError};
-use std::time::{Duration, Instant};
-use tokio::time::{sleep, timeout};
+use crate::{
+    kubelet::podresources::{PodResources, PodResourcesError},
+    plugin::socket::other_sockets,
+};
+use gpunode_gpu::AdvertisedResource;
+use std::{
+    collections::BTreeSet,
+    path::Path,
+    time::{Duration, Instant},
+};
+use tokio::time::sleep;
 
 /// Time in which the kubelet notices the end of a plugin. Until then the old devices count as healthy, and kubelets up
 /// to 1.36 would take the end of the old stream for that of the new one.
@@ -16,33 +24,65 @@ const FORGOTTEN_AFTER: Duration = Duration::from_secs(1);
 const STILL_FORGOTTEN_AFTER: Duration = Duration::from_secs(10);
 /// Longest such time.
 const MAX_FORGOTTEN_AFTER: Duration = Duration::from_mins(10);
+/// Time after which devices that nobody seems to serve are registered. A kubelet calls back a plugin that registers for up to
+/// 10 s.
+const ABANDONED_AFTER: Duration = Duration::from_secs(30);
 
-/// Returns true if the kubelet has healthy devices of a resource; none if it refuses to answer, as with its rate limit.
-pub async fn is_listed(kubelet: &PodResources, resource: &str) -> Option<bool> {
+/// Returns the ids of the kubelet's healthy devices of a resource; none if it refuses to answer, as with its rate limit.
+pub async fn listed_ids(kubelet: &PodResources, resource: &str) -> Option<BTreeSet<String>> {
     match kubelet.allocatable().await {
-        Ok(allocatable) => Some(allocatable.iter().any(|(name, _)| name == resource)),
+        Ok(allocatable) => {
+            let devices = allocatable.devices.into_iter();
+            Some(devices.filter(|(name, _)| name == resource).map(|(_, id)| id).collect())
+        }
         Err(PodResourcesError::Refused { .. }) => None,
-        Err(_) => Some(false),
+        Err(_) => Some(BTreeSet::new()),
     }
 }
 
 /// Returns true if the kubelet has healthy devices of a resource that this agent has not registered. A kubelet that
 /// does not answer counts as having none: it accepts any registration.
+///
+/// The kubelet's time to notice the end of a plugin counts from its first answer: one that answers late is as late to notice.
 pub async fn is_served_by_another(kubelet: &PodResources, resource: &str) -> bool {
-    let (mut is_served, mut pause) = (false, FIRST_PAUSE);
-    let checks = async {
-        loop {
-            is_served = is_listed(kubelet, resource).await.unwrap_or(is_served);
-            if !is_served {
-                return;
-            }
-            sleep(pause).await;
-            pause = pause * 3 / 2;
+    let (mut is_served, mut pause, mut noticed_by) = (false, FIRST_PAUSE, None);
+    loop {
+        let asked = Instant::now();
+        match listed_ids(kubelet, resource).await {
+            Some(ids) if ids.is_empty() => return false,
+            Some(_) => is_served = true,
+            None => {}
         }
-    };
-    // Devices that are still healthy after that belong to another plugin.
-    _ = timeout(NOTICE_TIMEOUT, checks).await;
-    is_served
+        let noticed_by = *noticed_by.get_or_insert_with(|| Instant::now() + NOTICE_TIMEOUT);
+        // Devices that are still healthy then belong to another plugin.
+        if asked >= noticed_by {
+            return is_served;
+        }
+        sleep(pause.min(noticed_by.saturating_duration_since(Instant::now()))).await;
+        pause = pause * 3 / 2;
+    }
+}
+
+/// Returns true if the plugin of these devices in the kubelet may be gone: all of them are in the list `own`, which an agent before
+/// this one may have sent, and no other plugin has a socket in `directory`.
+pub fn may_be_abandoned(listed: &BTreeSet<String>, own: &AdvertisedResource, directory: &Path) -> bool {
+    let own: BTreeSet<&str> = own.shares.iter().map(|share| share.id.as_str()).collect();
+    listed.iter().all(|id| own.contains(id.as_str())) && other_sockets(directory).is_empty()
+}
+
+/// Detects that the kubelet has kept the devices of a plugin that is gone.
+#[derive(Debug, Default)]
+pub struct AbandonedDevices {
+    since: Option<Instant>,
+}
+
+impl AbandonedDevices {
+    /// Takes in one check at `at`, by [`may_be_abandoned`]. Returns true if it is time to register the resource.
+    pub fn check(&mut self, at: Instant, may_be: bool) -> bool {
+        let since = self.since.filter(|_| may_be).unwrap_or(at);
+        self.since = may_be.then_some(since);
+        at.saturating_duration_since(since) >= ABANDONED_AFTER
+    }
 }
 
 /// Detects that the kubelet has forgotten a registered resource.
@@ -88,7 +128,9 @@ impl ForgottenResource {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kubelet::podresources::tests::{Kubelet, serve};
+    use crate::kubelet::podresources::tests::{Kubelet, LATE, serve};
+    use gpunode_gpu::AdvertisedShare;
+    use std::os::unix::net::UnixListener;
 
     #[tokio::test]
     async fn a_resource_is_anothers_while_the_kubelet_has_healthy_devices_of_it() {
@@ -101,11 +143,61 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_kubelet_that_answers_late_is_asked_until_it_can_have_noticed_the_end_of_a_plugin() {
+        let folder = tempfile::tempdir().unwrap();
+        let (kubelet, start) = (serve(folder.path(), Kubelet::Late), Instant::now());
+        assert!(is_served_by_another(&kubelet, "a.b/c").await);
+        assert!(start.elapsed() >= LATE + NOTICE_TIMEOUT, "{:?}", start.elapsed());
+    }
+
+    #[tokio::test]
+    async fn a_kubelet_that_refuses_to_answer_is_asked_again_for_a_second() {
+        let folder = tempfile::tempdir().unwrap();
+        let (kubelet, start) = (serve(folder.path(), Kubelet::RefusesAll), Instant::now());
+        assert!(!is_served_by_another(&kubelet, "a.b/c").await);
+        assert!(start.elapsed() >= NOTICE_TIMEOUT, "{:?}", start.elapsed());
+    }
+
+    #[tokio::test]
     async fn a_kubelet_that_does_not_say_is_asked_no_longer_than_a_second() {
         let folder = tempfile::tempdir().unwrap();
         let mut kubelet = serve(folder.path(), Kubelet::Held);
         kubelet.socket = folder.path().join("nowhere.sock");
         assert!(!is_served_by_another(&kubelet, "a.b/c").await);
+    }
+
+    #[test]
+    fn own_devices_may_be_abandoned_where_no_other_plugin_has_a_socket() {
+        let folder = tempfile::tempdir().unwrap();
+        let share = |id: &str| AdvertisedShare {
+            id: id.to_owned(),
+            healthy: false,
+            numa_node: None,
+            surplus: false,
+        };
+        let own = AdvertisedResource {
+            name: "a.b/c".to_owned(),
+            shares: ["GPU-1", "GPU-2"].map(share).into(),
+        };
+        let may_be = |ids: &[&str]| {
+            let listed = ids.iter().map(|id| (*id).to_owned()).collect();
+            may_be_abandoned(&listed, &own, folder.path())
+        };
+        for socket in ["kubelet.sock", "gpunode-a-1.sock"] {
+            drop(UnixListener::bind(folder.path().join(socket)).unwrap());
+        }
+        assert!(may_be(&["GPU-1"]) && may_be(&["GPU-1", "GPU-2"]));
+        assert!(!may_be(&["GPU-1", "GPU-3"]), "another plugin's");
+        drop(UnixListener::bind(folder.path().join("another.sock")).unwrap());
+        assert!(!may_be(&["GPU-1"]));
+    }
+
+    #[test]
+    fn devices_are_abandoned_after_half_a_minute_of_checks_in_a_row() {
+        let (start, mut abandoned) = (Instant::now(), AbandonedDevices::default());
+        let mut check = |second, may_be| abandoned.check(start + Duration::from_secs(second), may_be);
+        assert!(!check(0, true) && !check(29, true) && !check(30, false));
+        assert!(!check(31, true) && !check(60, true) && check(61, true));
     }
 
     /// Returns the seconds at which it is time to register again, with a check every 10 s.

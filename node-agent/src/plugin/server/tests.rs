@@ -1,11 +1,11 @@
 //! The list stream, and a figure of `docs/benchmarks.md`, which `make bench` prints.
 
 use super::*;
-use crate::devices::state::DeviceState;
+use crate::devices::state::{DeviceState, tests::nothing_held};
 use gpunode_config::load;
-use gpunode_gpu::{ContainerShares, Gpu, Inventory, KubeletObservation, desired_devices};
+use gpunode_gpu::{ContainerShares, Gpu, Inventory, desired_devices};
 use prost::Message as _;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 const LISTS: usize = 2000;
 
@@ -25,13 +25,11 @@ fn half_held(document: &str) -> DeviceState {
     };
     let mut state = DeviceState::default();
     state.set_daemon_answers(BTreeMap::new(), Duration::ZERO);
-    state.set_desired(desired_devices(&inventory, &load(document).unwrap()).unwrap());
-    let mut observation = KubeletObservation {
-        started: Instant::now(),
-        holders: Vec::new(),
-        allocatable: BTreeSet::new(),
-        checkpoint: BTreeSet::new(),
-    };
+    state.set_desired(
+        desired_devices(&inventory, &load(document).unwrap()).unwrap(),
+        Instant::now(),
+    );
+    let mut observation = nothing_held(Instant::now());
     state.observe(observation.clone());
     let advertised = state.snapshot().advertised;
     let list = &advertised.first().unwrap().resource;

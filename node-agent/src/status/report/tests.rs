@@ -103,6 +103,7 @@ fn with_health(
             hardware,
             snapshot,
             health,
+            runtime: None,
             plugin: Some(plugin),
         },
     )
@@ -137,6 +138,7 @@ fn a_resource_of_another_plugin_is_said_and_not_waited_for() {
             hardware: &hardware,
             snapshot: &snapshot(),
             health: &NodeHealth::default(),
+            runtime: None,
             plugin: Some(plugin),
         },
     );
@@ -153,6 +155,56 @@ fn a_resource_of_another_plugin_is_said_and_not_waited_for() {
         ready.message
     );
     assert!(!status.resources[0].registered);
+}
+
+#[test]
+fn a_list_that_waits_for_the_disk_or_the_cdi_file_is_not_registered() {
+    let (_, in_force) = advertised();
+    let registered = RegisteredResources::default();
+    let plugin = PluginStatus {
+        in_force: &in_force,
+        registered: &registered,
+    };
+    let waiting = snapshot().before_publication(Vec::new());
+    assert_eq!(waiting.advertised, Vec::new());
+    let expected = "the kubelet has not accepted nvidia.com/gpu yet";
+    assert_eq!(not_registered(&waiting, plugin).as_deref(), Some(expected));
+    let registered = RegisteredResources {
+        taken: ["nvidia.com/gpu".to_owned()].into(),
+        ..RegisteredResources::default()
+    };
+    let plugin = PluginStatus {
+        in_force: &in_force,
+        registered: &registered,
+    };
+    let published = snapshot().advertised;
+    let replaced = snapshot().before_publication(published);
+    assert_eq!(
+        not_registered(&replaced, plugin),
+        None,
+        "the kubelet has the earlier list"
+    );
+}
+
+#[test]
+fn gpus_of_a_dra_driver_are_said_and_not_waited_for() {
+    let (hardware, in_force) = advertised();
+    let dra = NodeHealth {
+        served_by_dra: true,
+        ..NodeHealth::default()
+    };
+    let nothing = DeviceSnapshot::default();
+    let status = with_health(&dra, &nothing, &hardware, &in_force, &[]);
+    let verdicts = verdicts(&status);
+    assert_eq!(verdicts.first().unwrap(), "Ready=False ServedByAnother");
+    let served = "ResourceServedByAnother=True ServedByAnother".to_owned();
+    assert!(verdicts.contains(&served), "{verdicts:?}");
+    assert_eq!(status.conditions[0].message, gpunode_crds::SERVED_BY_DRA);
+    let plugin = PluginStatus {
+        in_force: &in_force,
+        registered: &RegisteredResources::default(),
+    };
+    assert_eq!(not_registered(&nothing, plugin), None);
 }
 
 #[test]
@@ -262,6 +314,7 @@ fn discovery_reports_hardware_alone() {
             hardware: &hardware,
             snapshot: &DeviceSnapshot::default(),
             health: &NodeHealth::default(),
+            runtime: None,
             plugin: None,
         },
     );
@@ -334,6 +387,26 @@ fn an_mps_daemon_that_keeps_a_device_from_being_given_out_is_named() {
     let stopping = with(MpsDaemonState::Stopping, false, &NodeHealth::default());
     assert_eq!(verdicts(&stopping)[0], "Ready=True ConfigurationInForce");
     assert_eq!(stopping.mps_daemons.len(), 1);
+}
+
+#[test]
+fn devices_that_no_strategy_can_hand_over_are_named_by_their_reason() {
+    let (hardware, in_force) = advertised();
+    let reasons = [("GPU-0", "no node"), ("GPU-1", "no node"), ("GPU-9", "left")];
+    let snapshot = DeviceSnapshot {
+        not_injectable: reasons
+            .map(|(uuid, reason)| (uuid.to_owned(), reason.to_owned()))
+            .into(),
+        ..snapshot()
+    };
+    let status = of_page(&snapshot, &hardware, &in_force, &["nvidia.com/gpu"]);
+    assert_eq!(verdicts(&status)[0], "Ready=False CdiNotDescribed");
+    assert_eq!(
+        status.conditions[0].message,
+        "no container can get GPU-9: left; no container can get GPU 0, GPU 1: no node; resolve it, or add Envvar to \
+         deviceListStrategy where containers run with NVIDIA's runtime"
+    );
+    assert_eq!(status.resources[0].withheld, None, "the condition says it");
 }
 
 /// Units of memory of `devices`: UUID, units, and how many of them, from the first on, are healthy.
@@ -491,6 +564,7 @@ fn a_condition_keeps_its_time_while_its_status_stays() {
                 hardware: &hardware,
                 snapshot: &DeviceSnapshot::default(),
                 health: &NodeHealth::default(),
+                runtime: None,
                 plugin: None,
             },
         );

@@ -1,5 +1,5 @@
 use super::*;
-use gpunode_crds::GpuDevice;
+use gpunode_crds::{GpuDevice, RuntimeStatus};
 use http::{Method, Request, Response};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::client::Body;
@@ -58,6 +58,24 @@ fn what_the_object_says_already_is_not_written() {
         "the condition has not changed"
     );
     assert_eq!(write(None, "one", &object("1", json!({}))), Some(status("one", 9)));
+}
+
+#[test]
+fn the_runtime_stays_until_an_agent_that_starts_has_read_it() {
+    let runtime = RuntimeStatus {
+        name: Some("containerd".to_owned()),
+        ..RuntimeStatus::default()
+    };
+    let known = GpuNodeStatus {
+        runtime: Some(runtime),
+        ..status("one", 5)
+    };
+    let live = object("1", json!(known));
+    assert_eq!(write(None, "one", &live), None);
+    assert_eq!(
+        write(None, "two", &live).map(|status| status.runtime),
+        Some(known.runtime)
+    );
 }
 
 #[test]

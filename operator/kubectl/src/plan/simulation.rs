@@ -4,7 +4,7 @@ use super::change::ChangeSubject;
 use crate::configuration;
 use anyhow::Context;
 use gpunode_config::AgentConfig;
-use gpunode_crds::GpuNode;
+use gpunode_crds::{GpuNode, SERVED_BY_DRA};
 use gpunode_plan::{GpuNodeChange, NodeContext, NodeFacts, NodePlan, PolicySet, RolloutPermit, plan_node_with_permit};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
@@ -87,7 +87,7 @@ impl SimulatedNode {
         Ok(Self {
             held,
             meanwhile,
-            obstacles: obstacles(&plan),
+            obstacles: obstacles(&plan, self.gpu_node.as_ref()),
             matched: plan.outcomes.into_keys().collect(),
             ..after
         })
@@ -214,9 +214,11 @@ fn meanwhile(at_once: &Node, then: &Node) -> BTreeSet<String> {
     labels.chain(taints).collect()
 }
 
-fn obstacles(plan: &NodePlan) -> BTreeSet<String> {
+fn obstacles(plan: &NodePlan, gpu_node: Option<&GpuNode>) -> BTreeSet<String> {
+    let is_served = plan.governing.is_some() && gpu_node.is_some_and(|gpu_node| gpu_node.spec.served_by_dra);
+    let served = is_served.then(|| SERVED_BY_DRA.to_owned());
     let hold = plan.hold.as_ref().map(ToString::to_string);
     let disagreements = plan.disagreements.iter().map(ToString::to_string);
     let conflicts = plan.conflicts.iter().map(ToString::to_string);
-    conflicts.chain(disagreements).chain(hold).collect()
+    conflicts.chain(disagreements).chain(hold).chain(served).collect()
 }

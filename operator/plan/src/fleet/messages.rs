@@ -100,6 +100,12 @@ pub fn nodes_failed(node: &str, reason: &str, cause: &str, counts: &NodeCounts) 
     )
 }
 
+/// Nodes on which pods get no GPU, of which `node` is the first.
+pub fn pods_get_no_gpu(nodes: usize, node: &str, cause: &str, counts: &NodeCounts) -> String {
+    let nodes = i32::try_from(nodes).unwrap_or(i32::MAX);
+    format!("pods get no GPU on {}; {node}: {cause}", of_matched(nodes, counts))
+}
+
 /// Policy in mode Preview.
 pub fn preview_only(counts: &NodeCounts) -> String {
     format!(
@@ -213,6 +219,10 @@ mod tests {
         assert_eq!(
             nodes_failed("n", "R", "m", &COUNTS),
             "1 of 4 matched nodes failed; n: R: m"
+        );
+        assert_eq!(
+            pods_get_no_gpu(2, "n", "m", &COUNTS),
+            "pods get no GPU on 2 of 4 matched nodes; n: m"
         );
         let waiting = |pods: &[&str]| NodeWaiting {
             node: "n".to_owned(),

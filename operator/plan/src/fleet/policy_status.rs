@@ -5,7 +5,7 @@ use crate::{
         messages::{
             NO_CHANGE, NO_CONFLICT, NO_FAILURE, NO_MATCH, NOT_STALLED, NOTHING_WAITS, agents_late, agents_updating,
             devices_waiting, in_force, nodes_conflict, nodes_failed, nodes_updating, not_in_force_on, paused,
-            policy_unreadable, preview_only, rollout_stopped,
+            pods_get_no_gpu, policy_unreadable, preview_only, rollout_stopped,
         },
         tally::PolicyTally,
     },
@@ -113,14 +113,27 @@ fn conditions(policy: &Policy, tally: &PolicyTally, agents: &AgentUpdate) -> [Un
         } else {
             UntimedCondition::new(ConditionType::Conflict, false, Reason::NoConflict, NO_CONFLICT)
         },
-        if let Some((node, reason, message)) = tally.first_failed() {
-            let message = nodes_failed(node, reason.as_str(), message, &counts);
-            UntimedCondition::new(ConditionType::Degraded, true, Reason::NodesFailed, message)
-        } else {
-            UntimedCondition::new(ConditionType::Degraded, false, Reason::NodesHealthy, NO_FAILURE)
-        },
+        degraded(tally, &counts),
         waiting,
     ]
+}
+
+/// Returns the condition Degraded: nodes that failed, and nodes in force on which pods get no GPU all the same.
+fn degraded(tally: &PolicyTally, counts: &NodeCounts) -> UntimedCondition {
+    let condition =
+        |holds, reason, message: String| UntimedCondition::new(ConditionType::Degraded, holds, reason, message);
+    let failed = tally
+        .first_failed()
+        .map(|(node, reason, message)| nodes_failed(node, reason.as_str(), message, counts));
+    let refused = tally
+        .gpu_refusals()
+        .map(|(nodes, first, reason)| pods_get_no_gpu(nodes, first, reason, counts));
+    match (failed, refused) {
+        (Some(failed), Some(refused)) => condition(true, Reason::NodesFailed, format!("{failed}; {refused}")),
+        (Some(failed), None) => condition(true, Reason::NodesFailed, failed),
+        (None, Some(refused)) => condition(true, Reason::PodsGetNoGpu, refused),
+        (None, None) => condition(false, Reason::NodesHealthy, NO_FAILURE.to_owned()),
+    }
 }
 
 /// Returns the condition Waiting. It is False only where the change is done: the policy is in force, and no device waits.

@@ -20,6 +20,8 @@ pub struct PolicyTally {
     previews: BTreeMap<String, NodePreview>,
     /// Devices that wait for their holders, by node.
     waiting: BTreeMap<String, Vec<NodeWaiting>>,
+    /// Reason why pods get no GPU, by node.
+    gpu_refusals: BTreeMap<String, String>,
     /// Loss of keys to policies of higher priority, by node.
     overridden: BTreeMap<String, PolicyOverride>,
     /// Number of ready nodes on which nothing of the policy is left.
@@ -39,6 +41,7 @@ impl PolicyTally {
             outcome,
             preview,
             waiting,
+            gpu_refusal,
             stage,
             taint_stage,
             overridden,
@@ -63,6 +66,8 @@ impl PolicyTally {
             self.waiting_devices += waiting.len();
             self.waiting.insert(node.to_owned(), waiting.clone());
         }
+        self.gpu_refusals
+            .extend(gpu_refusal.as_ref().map(|reason| (node.to_owned(), reason.clone())));
         if let Some(lost) = overridden {
             self.overridden.insert(node.to_owned(), lost.clone());
             self.lost += usize::from(lost.is_whole && *outcome == Some(PolicyOutcome::Ready));
@@ -92,6 +97,7 @@ impl PolicyTally {
         }
         self.blocked.remove(node);
         self.previews.remove(node);
+        self.gpu_refusals.remove(node);
         let waiting = self.waiting.remove(node).unwrap_or_default();
         self.waiting_devices = self.waiting_devices.saturating_sub(waiting.len());
         if let Some(lost) = self.overridden.remove(node)
@@ -180,6 +186,12 @@ impl PolicyTally {
         first(&self.failed)
     }
 
+    /// Returns the number of nodes on which pods get no GPU, and the first of them by name with the reason.
+    pub(crate) fn gpu_refusals(&self) -> Option<(usize, &str, &str)> {
+        let (node, reason) = self.gpu_refusals.first_key_value()?;
+        Some((self.gpu_refusals.len(), node, reason))
+    }
+
     /// Returns the first conflicted node by name.
     pub(crate) fn first_conflicted(&self) -> Option<(&str, Reason, &str)> {
         first(&self.conflicted)
@@ -213,6 +225,7 @@ mod tests {
             outcome: Some(outcome),
             preview: Some(NodePreview::default()),
             waiting: vec![NodeWaiting::default()],
+            gpu_refusal: Some("m".to_owned()),
             stage: None,
             taint_stage: None,
             overridden: Some(PolicyOverride {

@@ -27,12 +27,14 @@ pub enum GpuNodeChange {
         /// `spec.step`.
         step: Option<ConfigurationStep>,
     },
-    /// Passes the requests of people on to the agent.
+    /// Passes on to the agent what people request, and who else serves the GPUs.
     Requests {
         /// `metadata.resourceVersion`.
         resource_version: String,
         /// `spec.release`.
         release: bool,
+        /// `spec.servedByDra`.
+        served_by_dra: bool,
         /// `spec.recovered`.
         recovered: Option<Time>,
     },

@@ -115,7 +115,7 @@ pub fn configuration_change(
                 &node.name,
                 GpuNodeSpec {
                     config: Some(desired),
-                    ..initial_requests(node)
+                    ..initial_requests(context)
                 },
             );
             gpu_node.metadata.owner_references = Some(vec![owner(node)]);

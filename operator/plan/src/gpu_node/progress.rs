@@ -15,7 +15,7 @@ use crate::{
     outcome::PolicyOutcome,
     rollout_stage::RolloutStage,
 };
-use gpunode_crds::{AgentMode, ConditionType, GpuNode, GpuNodeStatus, OPERATOR_FIELD_MANAGER, Reason};
+use gpunode_crds::{AgentMode, ConditionType, GpuNode, GpuNodeStatus, OPERATOR_FIELD_MANAGER, Reason, SERVED_BY_DRA};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
@@ -84,7 +84,8 @@ pub fn rollout_stage(governing: &Policy, context: NodeContext<'_>) -> Option<(Ro
     {
         return Some((RolloutStage::Stopped(why), None));
     }
-    let is_down = context.is_down();
+    // Another owner of the GPUs is no failure of this configuration.
+    let is_down = context.is_down() || context.is_served_by_dra();
     if unreadable_configuration(governing, Some(gpu_node)).is_some() {
         let works = match outcome {
             PolicyOutcome::Ready => true,
@@ -236,6 +237,10 @@ fn outcome_of(
     if context.is_released() {
         return (PolicyOutcome::failed(Reason::Released, RELEASED), None);
     }
+    // An older agent does not know, and reports that it serves the node.
+    if context.is_served_by_dra() {
+        return (PolicyOutcome::failed(Reason::ServedByAnother, SERVED_BY_DRA), None);
+    }
     let Some(status) = in_force else {
         return configuration_pending(node, status, assigned.hash, deadline);
     };
@@ -329,8 +334,9 @@ const NEEDS_A_PERSON: [Reason; 7] = [
     Reason::ServedByAnother,
 ];
 /// Reasons that may resolve themselves.
-const MAY_RESOLVE: [Reason; 4] = [
+const MAY_RESOLVE: [Reason; 5] = [
     Reason::MpsDaemonNotAnswering,
+    Reason::CdiNotDescribed,
     Reason::HoldersUnknown,
     Reason::Released,
     Reason::DriverNotReady,

@@ -1,9 +1,9 @@
-//! Requests of people to the agents of a node, by a label and an annotation of the node: release its GPUs, clear recovered
-//! faults. The agent reads them in `GpuNode.spec`.
+//! Requests to the agents of a node: those of people, by a label and an annotation of the node, to release its GPUs and to clear
+//! recovered faults; and the one to leave the GPUs to NVIDIA's DRA driver. The agent reads them in `GpuNode.spec`.
 
 use crate::{
     gpu_node::change::{GpuNodeChange, resource_version},
-    input::{context::NodeContext, facts::NodeFacts, release::is_released},
+    input::{context::NodeContext, facts::NodeFacts},
     time::whole_second,
 };
 use gpunode_crds::{ConditionType, GpuNodeSpec, RECOVERED_ANNOTATION, Reason, UntimedCondition};
@@ -16,25 +16,28 @@ const SECOND: SignedDuration = SignedDuration::from_secs(1);
 /// changes nothing.
 pub fn requests_change(context: NodeContext<'_>) -> Option<GpuNodeChange> {
     let gpu_node = context.gpu_node?;
-    let release = context.is_released();
+    let (release, served_by_dra) = (context.is_released(), context.is_served_by_dra());
     let recovered = match context.node.recovered.as_deref().map(parse_recovered) {
         Some(Ok(time)) => Some(Time(time)),
         Some(Err(_)) => gpu_node.spec.recovered.clone(),
         None => None,
     };
-    let is_there = (release, &recovered) == (gpu_node.spec.release, &gpu_node.spec.recovered);
+    let spec = &gpu_node.spec;
+    let is_there = (release, served_by_dra, &recovered) == (spec.release, spec.served_by_dra, &spec.recovered);
     (!is_there).then(|| GpuNodeChange::Requests {
         resource_version: resource_version(gpu_node),
         release,
+        served_by_dra,
         recovered,
     })
 }
 
 /// Returns the spec of a new `GpuNode` with the requests of its node.
-pub fn initial_requests(node: &NodeFacts) -> GpuNodeSpec {
-    let recovered = node.recovered.as_deref();
+pub fn initial_requests(context: NodeContext<'_>) -> GpuNodeSpec {
+    let recovered = context.node.recovered.as_deref();
     GpuNodeSpec {
-        release: is_released(node),
+        release: context.is_released(),
+        served_by_dra: context.is_served_by_dra(),
         recovered: recovered.and_then(|text| parse_recovered(text).ok()).map(Time),
         ..GpuNodeSpec::default()
     }

@@ -28,6 +28,8 @@ pub struct NodeContext<'a> {
     pub absent_since: Option<Timestamp>,
     /// Taints from which no pod has to go any more, as the operator remembers.
     pub(crate) drained: Option<&'a NodeDrain>,
+    /// True if NVIDIA's DRA driver serves the node's GPUs; `None` if nobody knows, and the `GpuNode` has what was known last.
+    served_by_dra: Option<bool>,
     /// Policies whose new taints may evict pods; `None` for every policy.
     taint_permits: Option<&'a BTreeSet<String>>,
     /// Policies that are gone and whose removal has not reached the node.
@@ -47,6 +49,7 @@ impl<'a> NodeContext<'a> {
             deselections: None,
             absent_since: None,
             drained: None,
+            served_by_dra: None,
             taint_permits: None,
             departing: None,
             missing: None,
@@ -69,6 +72,12 @@ impl<'a> NodeContext<'a> {
     #[must_use]
     pub fn drained(self, drained: Option<&'a NodeDrain>) -> Self {
         Self { drained, ..self }
+    }
+
+    /// Adds whether NVIDIA's DRA driver serves the node's GPUs, if that is known.
+    #[must_use]
+    pub fn served_by_dra(self, served_by_dra: Option<bool>) -> Self {
+        Self { served_by_dra, ..self }
     }
 
     /// Restricts new taints that evict pods to those of these policies.
@@ -152,6 +161,12 @@ impl<'a> NodeContext<'a> {
     /// Returns true if the agents must release the node's GPUs.
     pub(crate) fn is_released(self) -> bool {
         is_released(self.node)
+    }
+
+    /// Returns true if NVIDIA's DRA driver serves the node's GPUs.
+    pub(crate) fn is_served_by_dra(self) -> bool {
+        let known_last = || self.gpu_node.is_some_and(|gpu_node| gpu_node.spec.served_by_dra);
+        self.served_by_dra.unwrap_or_else(known_last)
     }
 
     /// Returns true if the node is not Ready or released: no configuration comes into force there.

@@ -10,6 +10,7 @@ use gpunode_crds::{
     AUTOSCALER_STARTUP_PREFIX, Configuration, GpuNodePolicy, GpuNodeStatus, NOT_READY_TAINT, OnConflict, PolicyMode,
     RolloutPace, StartupTaint, UnhealthyTaint, is_gpunode_key, is_kubernetes_key,
 };
+use gpunode_gpu::InjectionWays;
 use jiff::Timestamp;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -59,6 +60,8 @@ pub struct PolicyDevicePlugin {
     pub document: Option<ConfigDocument>,
     /// True if the configuration needs MPS daemons.
     pub wants_mps: bool,
+    /// Ways by which containers get their GPUs.
+    pub ways: InjectionWays,
     /// Fields of the configuration, and values of its enums, that its agents must know.
     pub fields: BTreeSet<String>,
     /// Names of the resources it may advertise on any node.
@@ -77,6 +80,7 @@ impl PolicyDevicePlugin {
         let names = config.effective_resources();
         Self {
             document: is_valid.then(|| ConfigDocument::of(config)),
+            ways: InjectionWays::of(config),
             fields: gpunode_config::fields_of(config),
             wants_mps: is_valid && config.wants_mps(),
             resources: names.iter().map(ResourceConfig::advertised_name).collect(),

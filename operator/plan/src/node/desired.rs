@@ -6,6 +6,7 @@ use crate::{
         change::GpuNodeChange,
         conditions::conditions_change,
         configuration::{configuration_change, is_writable, needs_mps, waiting_devices},
+        gpu_refusal::gpu_refusal,
         progress::{agent_outcome, rollout_stage},
         progress_messages::NODE_NOT_READY,
         requests::unreadable_annotation,
@@ -367,6 +368,7 @@ impl<'a> DesiredNode<'a> {
             drain: self.paced.drain.clone(),
             recheck: earliest(rechecks),
             waiting: self.governing.map(|_| waiting_devices(context)).unwrap_or_default(),
+            gpu_refusal: self.governing.and_then(|policy| gpu_refusal(policy, context)),
             ..NodePlan::default()
         };
         if plan.gpu_node == GpuNodeChange::None {

@@ -4,6 +4,7 @@ use crate::{
     gpu_node::{
         conditions::conditions_change,
         configuration::waiting_devices,
+        gpu_refusal::gpu_refusal,
         progress::{outcome_in_force, rollout_stage},
         requests::unreadable_annotation,
     },
@@ -78,6 +79,7 @@ pub fn held_by_pause(
         plan.recheck = earliest([plan.recheck, recheck]);
         if governs.is_some() {
             plan.waiting = waiting_devices(context);
+            plan.gpu_refusal = gpu_refusal(policy, context);
         }
     }
     remove_what_ended(&mut plan, policies, record, context);

@@ -43,6 +43,8 @@ pub struct NodePlan {
     pub previews: BTreeMap<String, NodePreview>,
     /// Devices whose change to the governing policy's configuration waits for their holders.
     pub waiting: Vec<NodeWaiting>,
+    /// Reason why pods get no GPU on the node with the governing policy's configuration, if they get none.
+    pub gpu_refusal: Option<String>,
     /// Stage of the node on its way to the governing policy's configuration.
     pub stage: Option<RolloutStage>,
     /// Stage of the node for each policy with taints that evict pods, by name.
@@ -105,6 +107,7 @@ impl NodePlan {
                     outcome,
                     preview: self.previews.get(name).cloned(),
                     waiting,
+                    gpu_refusal: self.gpu_refusal.clone().filter(|_| governs),
                     stage,
                     taint_stage: self.taint_stages.get(name).cloned(),
                     overridden: self.overridden.get(name).cloned(),

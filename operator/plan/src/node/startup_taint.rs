@@ -182,6 +182,10 @@ fn is_allocatable(governing: &Policy, context: NodeContext<'_>) -> bool {
     let (Some(config), Some(status)) = (context.configuration(), context.status()) else {
         return false;
     };
+    if context.node.ready && context.is_served_by_dra() {
+        // Its agent promises nothing, and pods of the DRA driver have to get there.
+        return true;
+    }
     let allocatable = |name: &str| context.node.allocatable.get(name).copied().unwrap_or(0);
     let mut promised = status.resources.iter();
     is_served(governing, &config.hash, context)

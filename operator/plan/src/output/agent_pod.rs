@@ -1,8 +1,8 @@
-//! The pod of an agent. It depends on the image and on the agent's component alone.
+//! The pod of an agent. It depends on the image, on the agent's component and on options of the whole installation alone.
 //!
 //! It spells out every default that the API server would fill in, so that live and desired specs compare as a whole.
 
-use crate::input::facts::NodeFacts;
+use crate::{input::facts::NodeFacts, output::host_paths::HostPaths};
 use gpunode_crds::{GOVERNED_LABEL, MPS_LABEL, policy_label};
 use k8s_openapi::{
     api::core::v1::{
@@ -20,10 +20,13 @@ const CONTAINER: &str = "agent";
 const POLICY_FIELD: &str = "metadata.labels['gpunode.dev/policy']";
 /// Port of the agent's `--admin-address`.
 const ADMIN_PORT: i32 = 8081;
-/// Folder in which the kubelet listens for device plugins; a constant of the kubelet.
+/// Folder in which the kubelet listens for device plugins; a constant of the kubelet, whatever its `--root-dir`
+/// (`k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1/constants.go`, `DevicePluginPath`).
 const DEVICE_PLUGINS: &str = "/var/lib/kubelet/device-plugins";
-/// Folder of the kubelet's pod resources API; a constant of the kubelet.
-const POD_RESOURCES: &str = "/var/lib/kubelet/pod-resources";
+/// Folder of the kubelet's pod resources API below its `--root-dir` (`pkg/kubelet/kubelet_getters.go`, `getPodResourcesDir`).
+const POD_RESOURCES: &str = "pod-resources";
+/// Folder in which container runtimes look for CDI files that do not outlive a boot (CDI, `SPEC.md`).
+const CDI: &str = "/var/run/cdi";
 /// Folder of the agent's state on a node.
 const STATE: &str = "/var/lib/gpunode";
 /// Folder in which MPS daemons and their clients meet; gone after a reboot, as they are.
@@ -51,15 +54,15 @@ pub enum AgentComponent<'a> {
 
 struct HostMount {
     name: &'static str,
-    path: &'static str,
-    at: &'static str,
+    path: String,
+    at: String,
     type_: &'static str,
     read_only: bool,
 }
 
 /// Returns the pod of an agent.
-pub fn agent_pod(image: &str, component: AgentComponent<'_>) -> PodSpec {
-    let mounts = mounts(component);
+pub fn agent_pod(image: &str, paths: &HostPaths, component: AgentComponent<'_>) -> PodSpec {
+    let mounts = mounts(paths, component);
     let labelled = |label: String| Some(BTreeMap::from([(label, "true".to_owned())]));
     let node_selector = match component {
         AgentComponent::Discovery => None,
@@ -68,7 +71,7 @@ pub fn agent_pod(image: &str, component: AgentComponent<'_>) -> PodSpec {
     };
     let is_mps = matches!(component, AgentComponent::Mps);
     PodSpec {
-        containers: vec![container(image, component, &mounts)],
+        containers: vec![container(image, paths, component, &mounts)],
         volumes: Some(mounts.iter().map(HostMount::volume).collect()),
         node_selector,
         affinity: Some(node_affinity(matches!(component, AgentComponent::Discovery))),
@@ -82,8 +85,9 @@ pub fn agent_pod(image: &str, component: AgentComponent<'_>) -> PodSpec {
         service_account: Some(SERVICE_ACCOUNT.to_owned()),
         // It needs nothing from the API server, and a long-lived privileged pod is no place for a token.
         automount_service_account_token: is_mps.then_some(false),
-        // As in NVIDIA's DaemonSet of MPS daemons: a server needs the process ids of its clients in other pods.
-        host_pid: is_mps.then_some(true),
+        // As in NVIDIA's DaemonSet of MPS daemons: a server needs the process ids of its clients in other pods. The driver lists
+        // only processes of the caller's PID namespace, and the device plugin's agent reports those that took a GPU.
+        host_pid: (!matches!(component, AgentComponent::Discovery)).then_some(true),
         // Gives daemons time while their clients are still there.
         termination_grace_period_seconds: Some(if is_mps { 30 } else { 5 }),
         restart_policy: Some("Always".to_owned()),
@@ -94,8 +98,8 @@ pub fn agent_pod(image: &str, component: AgentComponent<'_>) -> PodSpec {
     }
 }
 
-fn container(image: &str, component: AgentComponent<'_>, mounts: &[HostMount]) -> Container {
-    let args = match component {
+fn container(image: &str, paths: &HostPaths, component: AgentComponent<'_>, mounts: &[HostMount]) -> Container {
+    let command = match component {
         AgentComponent::Discovery => "discover",
         AgentComponent::DevicePlugin { .. } => "run",
         AgentComponent::Mps => "mps",
@@ -115,8 +119,12 @@ fn container(image: &str, component: AgentComponent<'_>, mounts: &[HostMount]) -
         name: CONTAINER.to_owned(),
         image: Some(image.to_owned()),
         image_pull_policy: Some("IfNotPresent".to_owned()),
-        args: Some(vec![args.to_owned()]),
-        env: Some(env.map(|(name, field)| field_env(name, field)).collect()),
+        args: Some(vec![command.to_owned()]),
+        env: Some(
+            env.map(|(name, field)| field_env(name, field))
+                .chain(paths.variables())
+                .collect(),
+        ),
         resources: Some(ResourceRequirements {
             requests: Some(
                 requests
@@ -159,7 +167,7 @@ impl HostMount {
         Volume {
             name: self.name.to_owned(),
             host_path: Some(HostPathVolumeSource {
-                path: self.path.to_owned(),
+                path: self.path.clone(),
                 type_: Some(self.type_.to_owned()),
             }),
             ..Volume::default()
@@ -169,7 +177,7 @@ impl HostMount {
     fn volume_mount(&self) -> VolumeMount {
         VolumeMount {
             name: self.name.to_owned(),
-            mount_path: self.at.to_owned(),
+            mount_path: self.at.clone(),
             read_only: self.read_only.then_some(true),
             mount_propagation: self.propagation().map(str::to_owned),
             ..VolumeMount::default()
@@ -245,34 +253,34 @@ fn node_affinity(is_discovery: bool) -> Affinity {
     }
 }
 
-/// Returns the mounts of a component. Only the device plugin talks to the kubelet. Its agents and discovery write
-/// state on the node. All see who holds which device, since no device in use may change. The MPS daemons get the folder that their clients mount.
-fn mounts(component: AgentComponent<'_>) -> Vec<HostMount> {
+/// Returns the mounts of a component. Only the device plugin talks to the kubelet. Its agents and discovery write state and the
+/// CDI file on the node. All see who holds which device, since no device in use may change. The MPS daemons get the folder that
+/// their clients mount. The driver is below the host's root, wherever it is.
+fn mounts(paths: &HostPaths, component: AgentComponent<'_>) -> Vec<HostMount> {
     let (is_plugin, is_mps) = (
         matches!(component, AgentComponent::DevicePlugin { .. }),
         matches!(component, AgentComponent::Mps),
     );
-    let mount = |name, path, type_, read_only| HostMount {
+    let mount = |name, path: &str, type_, read_only| HostMount {
         name,
-        path,
-        at: path,
+        path: path.to_owned(),
+        at: path.to_owned(),
         type_,
         read_only,
     };
     let host = HostMount {
-        name: "host",
-        path: "/",
-        at: "/host",
-        type_: "",
-        read_only: true,
+        at: "/host".to_owned(),
+        ..mount("host", "/", "", true)
     };
     // Discovery reads the kubelet's checkpoint of device holders there.
     let plugins = mount("device-plugins", DEVICE_PLUGINS, "Directory", !is_plugin);
     let state = mount("state", STATE, "DirectoryOrCreate", is_mps);
-    let pod_resources = mount("pod-resources", POD_RESOURCES, "Directory", true);
+    let folder = paths.kubelet_root.as_path().join(POD_RESOURCES).display().to_string();
+    let pod_resources = mount("pod-resources", &folder, "Directory", true);
     let mps = mount("mps", RUN, "DirectoryOrCreate", !is_mps);
-    let all = [host, plugins, state, pod_resources, mps];
+    let cdi = mount("cdi", CDI, "DirectoryOrCreate", false);
+    let all = [host, plugins, state, pod_resources, mps, cdi];
     all.into_iter()
-        .filter(|mount| !(is_mps && mount.name == "device-plugins"))
+        .filter(|mount| !(is_mps && ["device-plugins", "cdi"].contains(&mount.name)))
         .collect()
 }

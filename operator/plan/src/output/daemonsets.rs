@@ -1,7 +1,8 @@
 //! The DaemonSets: one for each policy with a device plugin, discovery on all other Linux nodes, and one of MPS daemons for the
 //! whole installation.
 //!
-//! A pod template depends on the image alone, so that no edit of a policy restarts an agent. It spells out every default that
+//! A pod template depends on the image and on options of the whole installation alone, so that no edit of a policy restarts an
+//! agent. It spells out every default that
 //! the API server would fill in, so that live and desired specs compare as a whole: any difference is an edit.
 
 use crate::{
@@ -10,7 +11,10 @@ use crate::{
         COMPONENT_LABEL, DISCOVERY_NAME, MANAGED_BY_LABEL, MPS_NAME, POLICY_NAME_LABEL, policy_daemonset_name,
         policy_of_daemonset_name,
     },
-    output::agent_pod::{AgentComponent, agent_pod},
+    output::{
+        agent_pod::{AgentComponent, agent_pod},
+        host_paths::HostPaths,
+    },
 };
 use gpunode_crds::GROUP;
 use k8s_openapi::{
@@ -29,7 +33,7 @@ const NAME_LABEL: &str = "app.kubernetes.io/name";
 /// Value of [`MANAGED_BY_LABEL`].
 const OPERATOR_NAME: &str = "gpunode-operator";
 
-/// Namespace and default image of the agents.
+/// Settings of the whole installation for its agents.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AgentPodSettings {
     /// Namespace of the DaemonSets.
@@ -38,6 +42,8 @@ pub struct AgentPodSettings {
     pub image: String,
     /// Images that policies may use.
     pub allowed: AgentImages,
+    /// Folders of the nodes.
+    pub paths: HostPaths,
 }
 
 /// Returns the policy that a DaemonSet belongs to, by its name and labels. It has no owner: Kubernetes would delete it with the
@@ -182,7 +188,7 @@ fn desired(
                     labels: Some(labels),
                     ..ObjectMeta::default()
                 }),
-                spec: Some(agent_pod(image, component)),
+                spec: Some(agent_pod(image, &pods.paths, component)),
             },
             update_strategy: Some(strategy),
             revision_history_limit: Some(10),

@@ -2,7 +2,7 @@
 
 use crate::world::policy;
 use gpunode_plan::{
-    AgentImages, AgentPodSettings, PolicySet, ReplacedNodes, daemonset_has_drifted, desired_discovery,
+    AgentImages, AgentPodSettings, HostPaths, PolicySet, ReplacedNodes, daemonset_has_drifted, desired_discovery,
     desired_for_policy, desired_mps, outdated_agents, policy_of_daemonset, repaired_daemonset,
 };
 use k8s_openapi::{api::apps::v1::DaemonSet, apimachinery::pkg::util::intstr::IntOrString};
@@ -15,6 +15,7 @@ fn pods() -> AgentPodSettings {
         namespace: "gpunode-system".to_owned(),
         image: "example.com/agent:1".to_owned(),
         allowed: AgentImages::of_agent("example.com/agent:1"),
+        paths: HostPaths::default(),
     }
 }
 
@@ -144,7 +145,56 @@ fn no_taint_drives_away_a_pod_of_gpunode() {
 }
 
 #[test]
-fn template_depends_on_the_image_alone() {
+fn every_agent_gets_the_folders_of_the_nodes_that_are_not_the_default() {
+    let mut pods = pods();
+    let commands = |pods: &AgentPodSettings| {
+        let policy = policy("v100", "{nodeSelector: {}, devicePlugin: {}}");
+        let policies = PolicySet::new([&policy]);
+        let plugin = desired_for_policy(pods, policies.get("v100").unwrap(), IntOrString::Int(1)).unwrap();
+        [plugin, desired_discovery(pods, None), desired_mps(pods)].map(|daemonset| {
+            let pod = daemonset.spec.unwrap().template.spec.unwrap();
+            let args = pod.containers[0].args.clone().unwrap();
+            let mut volumes = pod.volumes.unwrap().into_iter();
+            let socket = volumes.find(|volume| volume.name == "pod-resources").unwrap();
+            let socket = socket.host_path.unwrap().path;
+            let mounts = pod.containers[0].volume_mounts.as_ref().unwrap();
+            assert!(
+                mounts.iter().any(|mount| mount.mount_path == socket),
+                "as the agent looks for it"
+            );
+            let variables = pod.containers[0].env.iter().flatten();
+            let variables = variables.filter_map(|it| Some(format!(" {}={}", it.name, it.value.as_ref()?)));
+            (args.into_iter().chain(variables).collect::<String>(), socket)
+        })
+    };
+    let before = commands(&pods);
+    let socket = "/var/lib/kubelet/pod-resources".to_owned();
+    assert_eq!(
+        before,
+        ["run", "discover", "mps"].map(|command| (command.to_owned(), socket.clone()))
+    );
+    pods.paths = HostPaths {
+        driver_roots: "/run/nvidia/driver, /,/home/kubernetes/bin/nvidia/".parse().unwrap(),
+        dev_root: "//".parse().unwrap(),
+        kubelet_root: "/var/lib/kubelet/".parse().unwrap(),
+    };
+    assert_eq!(commands(&pods), before, "the defaults in other words replace no pod");
+    pods.paths = HostPaths {
+        driver_roots: "/opt/nvidia,/".parse().unwrap(),
+        dev_root: "/opt/nvidia".parse().unwrap(),
+        kubelet_root: "/data/kubelet".parse().unwrap(),
+    };
+    for (command, socket) in commands(&pods) {
+        assert!(
+            command.ends_with(" DRIVER_ROOTS=/opt/nvidia,/ DEV_ROOT=/opt/nvidia KUBELET_ROOT=/data/kubelet"),
+            "{command}"
+        );
+        assert_eq!(socket, "/data/kubelet/pod-resources");
+    }
+}
+
+#[test]
+fn template_depends_on_the_image_and_on_the_installation_alone() {
     let base = of_policy("{nodeSelector: {}, devicePlugin: {}}");
     assert_eq!(
         base,
@@ -198,7 +248,7 @@ fn what_others_add_beside_the_spec_stays() {
         it["spec"]["template"]["metadata"]["annotations"] = json!({"kubectl.kubernetes.io/restartedAt": "now"});
     });
     assert!(!daemonset_has_drifted(&live, &desired));
-    let broken = edited(&live, |it| it["spec"]["template"]["spec"]["hostPID"] = json!(true));
+    let broken = edited(&live, |it| it["spec"]["template"]["spec"]["hostNetwork"] = json!(true));
     assert_eq!(repaired_daemonset(&broken, &desired), live);
 }
 

@@ -3,8 +3,8 @@
 use crate::world::{World, now, policy};
 use gpunode_config::ConfigDocument;
 use gpunode_crds::{
-    Agent, AgentMode, GpuDevice, GpuNode, GpuNodePolicy, GpuNodeSpec, GpuNodeStatus, Reason, RejectedConfiguration,
-    ResourceStatus, WaitingDevice,
+    Agent, AgentMode, CdiMode, GpuDevice, GpuNode, GpuNodePolicy, GpuNodeSpec, GpuNodeStatus, Reason,
+    RejectedConfiguration, ResourceStatus, RuntimeStatus, WaitingDevice,
 };
 use gpunode_plan::{GpuNodeChange, NodeContext, NodePlan, PolicyOutcome, PolicySet, plan_node};
 use jiff::SignedDuration;
@@ -238,6 +238,72 @@ fn configuration_goes_to_an_older_agent_that_knows_all_of_it() {
 }
 
 #[test]
+fn the_runtime_of_a_node_decides_if_its_policy_gives_pods_gpus() {
+    let mut world = settled();
+    let hash = world
+        .gpu_node
+        .as_ref()
+        .unwrap()
+        .spec
+        .config
+        .as_ref()
+        .unwrap()
+        .hash
+        .clone();
+    let refusal = |world: &World, policies: &[GpuNodePolicy]| {
+        world.plan(policies).policy_statuses_after(None)["p"]
+            .gpu_refusal
+            .clone()
+    };
+    let off = RuntimeStatus {
+        name: Some("containerd".to_owned()),
+        cdi: Some(CdiMode::Disabled),
+        handlers: vec!["runc".to_owned()],
+        ..RuntimeStatus::default()
+    };
+    let report = |world: &mut World, runtime: Option<RuntimeStatus>| {
+        world.gpu_node.as_mut().unwrap().status = Some(GpuNodeStatus {
+            runtime,
+            gpus: vec![GpuDevice::default()],
+            ..reported(Some(hash.clone()), ("True", Reason::ConfigurationInForce))
+        });
+    };
+    report(&mut world, None);
+    assert_eq!(
+        refusal(&world, &[governing()]),
+        None,
+        "an older agent does not report it"
+    );
+    report(&mut world, Some(off.clone()));
+    assert!(refusal(&world, &[governing()]).is_some_and(|reason| reason.starts_with("CDI is off in containerd")));
+    let paused = policy(
+        "p",
+        "{mode: Paused, nodeSelector: {}, devicePlugin: {passDeviceSpecs: true}}",
+    );
+    assert!(
+        refusal(&world, &[paused]).is_some(),
+        "a pause changes nothing on the node"
+    );
+    let on = RuntimeStatus {
+        cdi: Some(CdiMode::Enabled),
+        ..off
+    };
+    report(&mut world, Some(on));
+    assert_eq!(refusal(&world, &[governing()]), None);
+    let by_variable = policy("p", "{nodeSelector: {}, devicePlugin: {deviceListStrategy: [Envvar]}}");
+    assert_eq!(
+        refusal(&world, std::slice::from_ref(&by_variable)),
+        None,
+        "it is not in force on the node yet"
+    );
+    let config = world.gpu_node.as_mut().unwrap().spec.config.as_mut().unwrap();
+    (config.hash, config.document) = ("variable".to_owned(), "deviceListStrategy: [Envvar]".to_owned());
+    for wanted in [governing(), by_variable] {
+        assert!(refusal(&world, &[wanted]).is_some_and(|reason| reason.contains("NVIDIA's container runtime")));
+    }
+}
+
+#[test]
 fn refused_configuration_replaces_no_working_one() {
     let mut world = settled();
     let refused = policy(
@@ -429,6 +495,7 @@ fn device_that_cannot_be_offered_fails_at_once_and_one_that_may_come_is_waited_f
     }
     for reason in [
         Reason::MpsDaemonNotAnswering,
+        Reason::CdiNotDescribed,
         Reason::HoldersUnknown,
         Reason::DriverNotReady,
     ] {

@@ -1,11 +1,13 @@
-//! Requests of people to the agents of a node: release the GPUs, clear recovered faults.
+//! Requests to the agents of a node: release the GPUs, clear recovered faults, leave the GPUs to a DRA driver.
 
 use crate::{
     governed,
     world::{World, policy},
 };
-use gpunode_crds::{GpuNode, GpuNodePolicy, GpuNodeSpec, Reason};
-use gpunode_plan::{GpuNodeChange, NodeContext, PolicyOutcome, RolloutPermit, RolloutStage, plan_node_with_permit};
+use gpunode_crds::{GpuNode, GpuNodePolicy, GpuNodeSpec, Reason, SERVED_BY_DRA};
+use gpunode_plan::{
+    GpuNodeChange, NodeContext, NodePlan, PolicyOutcome, PolicySet, RolloutPermit, RolloutStage, plan_node_with_permit,
+};
 use serde_json::json;
 
 fn governing() -> GpuNodePolicy {
@@ -25,10 +27,16 @@ fn reported() -> World {
 /// Writes the requests to the `GpuNode`. Returns true if there was a write.
 fn ask(world: &mut World, policies: &[GpuNodePolicy]) -> bool {
     match world.plan(policies).gpu_node {
-        GpuNodeChange::Requests { release, recovered, .. } => {
+        GpuNodeChange::Requests {
+            release,
+            served_by_dra,
+            recovered,
+            ..
+        } => {
             let spec = &mut world.gpu_node.as_mut().unwrap().spec;
+            (spec.release, spec.served_by_dra) = (release, served_by_dra);
             // Reads the object as the API server would return it.
-            (spec.release, spec.recovered) = (release, serde_json::from_value(json!(recovered)).unwrap());
+            spec.recovered = serde_json::from_value(json!(recovered)).unwrap();
             true
         }
         _ => false,
@@ -75,7 +83,7 @@ fn release_waits_for_no_turn_and_for_no_paused_policy_but_an_ignored_node_is_lef
     let mut world = reported();
     world.set_label("gpunode.dev/release", Some("true"));
     let is_asked = |world: &World, policies: &[GpuNodePolicy]| {
-        let set = gpunode_plan::PolicySet::new(policies);
+        let set = PolicySet::new(policies);
         let plan = plan_node_with_permit(
             RolloutPermit::Withheld,
             &set,
@@ -185,4 +193,59 @@ fn agent_that_does_not_come_back_after_the_release_is_waited_for_no_longer_than_
     let outcome = |minutes| governed::plan(&world, governed::old(), minutes).outcomes["p"].clone();
     assert_eq!(outcome(4), PolicyOutcome::Updating);
     assert_eq!(outcome(5), PolicyOutcome::failed(Reason::Released, "as the agent says"));
+}
+
+/// Plans the sample node while this is known about a DRA driver of its GPUs.
+fn plan_beside(world: &World, policies: &[GpuNodePolicy], served_by_dra: Option<bool>) -> NodePlan {
+    let (set, facts) = (PolicySet::new(policies), world.facts());
+    let context = NodeContext::new(&facts, world.gpu_node.as_ref(), world.now).served_by_dra(served_by_dra);
+    plan_node_with_permit(RolloutPermit::Granted, &set, context)
+}
+
+#[test]
+fn agents_leave_the_gpus_to_a_dra_driver_while_it_serves_them() {
+    let mut world = reported();
+    for (known, before, told) in [
+        (None, false, None),
+        (None, true, None),
+        (Some(true), false, Some(true)),
+        (Some(true), true, None),
+        (Some(false), true, Some(false)),
+        (Some(false), false, None),
+    ] {
+        world.gpu_node.as_mut().unwrap().spec.served_by_dra = before;
+        let written = match plan_beside(&world, &[], known).gpu_node {
+            GpuNodeChange::Requests { served_by_dra, .. } => Some(served_by_dra),
+            _ => None,
+        };
+        assert_eq!(written, told, "known {known:?}, {before} before");
+    }
+}
+
+#[test]
+fn agent_that_is_to_start_beside_a_dra_driver_registers_nothing() {
+    let plan = plan_beside(&World::sample(), &[governing()], Some(true));
+    let GpuNodeChange::Create(gpu_node) = plan.gpu_node else {
+        panic!("{:?}", plan.gpu_node)
+    };
+    assert!(gpu_node.spec.served_by_dra && gpu_node.spec.config.is_some());
+}
+
+#[test]
+fn node_of_a_dra_driver_fails_with_the_reason_and_stops_no_rollout() {
+    for (step, minutes, stage) in [
+        (None, 0, RolloutStage::Outside),
+        (Some(governed::step()), 1, RolloutStage::Stepping),
+        (Some(governed::step()), 9, RolloutStage::Outside),
+    ] {
+        let mut world = governed::world(&governed::old(), step, &governed::old(), true);
+        world.gpu_node.as_mut().unwrap().spec.served_by_dra = true;
+        let plan = governed::plan(&world, governed::old(), minutes);
+        assert_eq!(
+            plan.outcomes["p"],
+            PolicyOutcome::failed(Reason::ServedByAnother, SERVED_BY_DRA),
+            "an older agent says that it serves the node"
+        );
+        assert_eq!(plan.stage, Some(stage), "after {minutes} minutes");
+    }
 }

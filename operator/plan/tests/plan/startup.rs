@@ -81,6 +81,16 @@ fn new_node_is_tainted_until_all_that_its_agent_offers_is_allocatable() {
 }
 
 #[test]
+fn node_of_a_dra_driver_waits_for_no_resource() {
+    let mut world = reported("0");
+    world.converge(&[starting()]);
+    assert_eq!(keys(&world), ["gpunode.dev/not-ready"]);
+    world.gpu_node.as_mut().unwrap().spec.served_by_dra = true;
+    world.converge(&[starting()]);
+    assert_eq!(keys(&world), [""; 0]);
+}
+
+#[test]
 fn taint_stays_until_every_gpu_has_joined_its_fabric() {
     let mut world = reported("8");
     let waiting = DeviceHealth {

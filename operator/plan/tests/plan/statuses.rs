@@ -188,6 +188,40 @@ fn devices_that_wait_for_their_holders_are_named_and_do_not_hold_ready() {
 }
 
 #[test]
+fn nodes_on_which_pods_get_no_gpu_make_a_policy_degraded_and_stay_ready() {
+    let policies = PolicySet::new(&[policy("p", "{nodeSelector: {}}")]);
+    let refused = PolicyNodeStatus {
+        gpu_refusal: Some("CDI is off".to_owned()),
+        ..PolicyOutcome::Ready.into()
+    };
+    let mut tally = PolicyTally::default();
+    tally.add("a", &PolicyOutcome::Ready.into());
+    tally.add("b", &refused);
+    let of = |tally: &PolicyTally| {
+        conditions(&policy_status(
+            policies.get("p").unwrap(),
+            tally,
+            &AgentUpdate::default(),
+            None,
+            now(),
+        ))
+    };
+    assert_eq!(of(&tally)[0], "Ready=True InForce: in force on 2 of 2 matched nodes");
+    assert_eq!(
+        of(&tally)[4],
+        "Degraded=True PodsGetNoGpu: pods get no GPU on 1 of 2 matched nodes; b: CDI is off"
+    );
+    tally.add("c", &PolicyOutcome::failed(Reason::NodeNotReady, "m").into());
+    assert_eq!(
+        of(&tally)[4],
+        "Degraded=True NodesFailed: 1 of 3 matched nodes failed; c: NodeNotReady: m; pods get no GPU on 1 of 3 matched \
+         nodes; b: CDI is off"
+    );
+    tally.remove("b", &PolicyOutcome::Ready);
+    assert!(!of(&tally)[4].contains("no GPU"), "{}", of(&tally)[4]);
+}
+
+#[test]
 fn refused_spec_is_stalled() {
     let spec = "{nodeSelector: {}, devicePlugin: {resources: [{name: nodomain}]}}";
     let status = status(spec, &[PolicyOutcome::failed(Reason::InvalidSpec, "m")], None, 0);

@@ -68,8 +68,17 @@ impl Scene {
                 gpu_node.spec.step = step;
                 (gpu_node, WriteKind::Update)
             }
-            (GpuNodeChange::Requests { release, recovered, .. }, Some(mut gpu_node)) => {
-                (gpu_node.spec.release, gpu_node.spec.recovered) = (release, recovered);
+            (
+                GpuNodeChange::Requests {
+                    release,
+                    served_by_dra,
+                    recovered,
+                    ..
+                },
+                Some(mut gpu_node),
+            ) => {
+                let spec = &mut gpu_node.spec;
+                (spec.release, spec.served_by_dra, spec.recovered) = (release, served_by_dra, recovered);
                 (gpu_node, WriteKind::Update)
             }
             _ => return false,

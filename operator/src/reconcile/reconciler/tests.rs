@@ -9,7 +9,7 @@ use crate::{
     leader_election::LEASE_DURATION,
 };
 use gpunode_crds::GpuNodePolicy;
-use gpunode_plan::{AgentImages, AgentPodSettings, NodeFacts, policy_daemonset_name};
+use gpunode_plan::{AgentImages, AgentPodSettings, HostPaths, NodeFacts, policy_daemonset_name};
 use k8s_openapi::api::{apps::v1::DaemonSetStatus, core::v1::Node};
 use serde_json::{Value, json};
 use tokio::time::timeout;
@@ -27,6 +27,7 @@ impl Scene {
             namespace: "ns".to_owned(),
             image: "image".to_owned(),
             allowed: AgentImages::of_agent("image"),
+            paths: HostPaths::default(),
         };
         let (index, _) = IndexOwner::new(ClusterIndex::new(pods, true));
         let (write_sender, writes) = mpsc::channel(MAX_CONCURRENT_WRITES);

@@ -428,3 +428,122 @@ fn status_with_values_of_a_newer_agent_is_accepted() -> Result<()> {
     ensure!(patched.status.success(), "{}", String::from_utf8_lossy(&patched.stderr));
     Ok(())
 }
+
+/// Namespace whose pods may name GPUs by the variable.
+const EXEMPT: &str = "visible-devices-exempt";
+
+/// A pod with more in its spec, that no node runs.
+fn idle_pod(name: &str, container: &str, more: &str) -> String {
+    format!(
+        "apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}}}\nspec: {{nodeSelector: {{pool: none}}, containers: [{{name: main, \
+         image: gpunode.test/cuda:1{container}}}]{more}}}\n"
+    )
+}
+
+#[test]
+#[ignore = "needs the local cluster: make test"]
+fn a_pod_that_names_gpus_by_the_variable_is_refused_by_the_sample_at_apply() -> Result<()> {
+    let lab = Lab::enter()?;
+    let sample = Lab::repository().join("manifests/admission/visible-devices.yaml");
+    let sample = sample.to_string_lossy();
+    lab.kubectl(&["create", "namespace", EXEMPT])?;
+    lab.kubectl(&["label", "namespace", EXEMPT, "gpunode.dev/allow-visible-devices=true"])?;
+    lab.apply(&idle_pod("debugged", "", ""))?;
+    lab.kubectl(&["apply", "-f", &sample])?;
+    let judged = visible_devices_at_apply(&lab);
+    lab.kubectl(&["delete", "-f", &sample])?;
+    lab.kubectl(&["delete", "pod", "debugged", "--now", "--timeout=60s"])?;
+    lab.kubectl(&["delete", "namespace", EXEMPT, "--timeout=120s"])?;
+    judged
+}
+
+fn visible_devices_at_apply(lab: &Lab) -> Result<()> {
+    let variable = |value: &str| format!(", env: [{{name: A, value: b}}, {{name: NVIDIA_VISIBLE_DEVICES, {value}}}]");
+    let all = idle_pod("all", &variable("value: all"), "");
+    eventually("the sample is in force", Duration::from_secs(30), || {
+        let message = refused_at_apply(lab, &all)?;
+        ensure!(
+            message.contains("NVIDIA_VISIBLE_DEVICES of container main would take GPUs"),
+            "{message}"
+        );
+        Ok(())
+    })?;
+    let field = variable("valueFrom: {fieldRef: {fieldPath: metadata.name}}");
+    let init = format!(
+        ", initContainers: [{{name: first, image: gpunode.test/cuda:1{}}}]",
+        variable("value: GPU-0")
+    );
+    for (pod, container) in [
+        (idle_pod("empty", &variable("value: ''"), ""), "main"),
+        (idle_pod("field", &field, ""), "main"),
+        (idle_pod("init", "", &init), "first"),
+    ] {
+        let message = refused_at_apply(lab, &pod)?;
+        ensure!(
+            message.contains(&format!("of container {container} would")),
+            "{message}"
+        );
+    }
+    let env = |name: &str, value: &str| format!("{{name: {name}, value: '{value}'}}");
+    let (legacy, none) = (env("CUDA_VERSION", "12.8"), env("NVIDIA_VISIBLE_DEVICES", "none"));
+    let with = |env: &str| format!(", env: [{env}]");
+    let limits = |count: u32| format!(", env: [{legacy}], resources: {{limits: {{nvidia.com/gpu: {count}}}}}");
+    let mount = |folder: &str| {
+        idle_pod(
+            "mount",
+            &format!(", volumeMounts: [{{name: a, mountPath: {folder}}}]"),
+            ", volumes: [{name: a, hostPath: {path: /dev/null}}]",
+        )
+    };
+    for (pod, expected) in [
+        (idle_pod("legacy", &with(&legacy), ""), "CUDA_VERSION or"),
+        (idle_pod("nothing", &limits(0), ""), "CUDA_VERSION or"),
+        (
+            idle_pod("require", &with(&env("NVIDIA_REQUIRE_CUDA", "")), ""),
+            "CUDA_VERSION or",
+        ),
+        (
+            mount("/var/run/nvidia-container-devices/all"),
+            "a mount at nvidia-container-devices of container main",
+        ),
+    ] {
+        let message = refused_at_apply(lab, &pod)?;
+        ensure!(message.contains(expected), "{message}");
+    }
+    let from = ", envFrom: [{configMapRef: {name: variables}}]";
+    for pod in [
+        idle_pod("plain", "", ""),
+        idle_pod("none", &variable("value: none"), ""),
+        idle_pod("void", &variable("value: void"), ""),
+        idle_pod("both", &with(&format!("{legacy}, {none}")), ""),
+        idle_pod("require", &with(&env("NVIDIA_REQUIRE_CUDA", "cuda>=12")), ""),
+        idle_pod("request", &limits(1), ""),
+        mount("/data"),
+        // It cannot see these variables, as the documentation says.
+        idle_pod("from", from, ""),
+    ] {
+        let output = lab.kubectl_with_input(&["apply", "--dry-run=server", "-f", "-"], &pod)?;
+        ensure!(output.status.success(), "{pod}: {output:?}");
+    }
+    let exempt = lab.kubectl_with_input(&["apply", "--dry-run=server", "-n", EXEMPT, "-f", "-"], &all)?;
+    ensure!(exempt.status.success(), "{exempt:?}");
+    let debug = |name: &str, variable: &str| {
+        let (container, variable) = (format!("--container={name}"), format!("--env={variable}"));
+        lab.try_kubectl(&[
+            "debug",
+            "debugged",
+            "--image=gpunode.test/cuda:1",
+            &container,
+            &variable,
+        ])
+    };
+    let refused = debug("taking", "NVIDIA_VISIBLE_DEVICES=all")?;
+    let message = String::from_utf8_lossy(&refused.stderr);
+    ensure!(
+        !refused.status.success() && message.contains("of container taking would take GPUs"),
+        "{message}"
+    );
+    let other = debug("other", "A=b")?;
+    ensure!(other.status.success(), "{other:?}");
+    Ok(())
+}

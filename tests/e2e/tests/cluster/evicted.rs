@@ -20,10 +20,7 @@ spec: {minAvailable: 1, selector: {matchLabels: {app: holder}}}
 /// The only pod of a Deployment, and its GPU.
 fn holder(lab: &Lab, app: &str) -> Result<(String, String)> {
     let pod = lab.await_running(app, 1)?.pop().context("find the pod")?;
-    let gpu = lab
-        .environment(&pod)?
-        .remove("NVIDIA_VISIBLE_DEVICES")
-        .context("find NVIDIA_VISIBLE_DEVICES")?;
+    let gpu = lab.visible(&pod)?.pop_first().context("find the pod's GPU")?;
     Ok((pod, gpu))
 }
 

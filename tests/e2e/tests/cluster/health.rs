@@ -46,10 +46,7 @@ fn a_broken_gpu_is_told_with_cause_cure_and_holders_and_takes_no_other_with_it()
     let lab = Lab::enter()?;
     let before = steady(&lab)?;
     let pod = lab.await_running("steady", 4)?.pop().context("a pod")?;
-    let gpu = lab
-        .environment(&pod)?
-        .remove("NVIDIA_VISIBLE_DEVICES")
-        .context("find NVIDIA_VISIBLE_DEVICES")?;
+    let gpu = lab.visible(&pod)?.pop_first().context("find the pod's GPU")?;
     let broken = lab.break_gpu(T4, &gpu)?;
     // Four of the sixteen shares.
     lab.await_allocatable(T4, GPU, 12)?;
@@ -161,6 +158,9 @@ impl Driver {
     /// Another file, as an installation makes.
     fn install(&self, scenario: &Scenario) -> Result<()> {
         scenario.save(&self.folder)?;
+        // The folder of libraries is usr/lib/ARCHITECTURE below the root.
+        let root = self.folder.ancestors().nth(3).context("the driver's root")?;
+        scenario.write_driver(root)?;
         let new = self.folder.join("libnvidia-ml.so.new");
         let from = if self.set_aside().exists() {
             self.set_aside()

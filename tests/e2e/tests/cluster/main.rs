@@ -5,12 +5,15 @@
 mod admission;
 mod bad_input;
 mod conflict;
+mod container_runtime;
 mod contention;
+mod dra;
 mod evicted;
 mod eviction;
 mod faults;
 mod gitops;
 mod health;
+mod inside_containers;
 mod kills;
 mod labels;
 mod leadership;

@@ -44,7 +44,7 @@ fn containers_get_as_many_tenths_as_they_ask_for() -> Result<()> {
         let pod = lab.await_running(app, 1)?.pop().context("find the pod")?;
         let environment = lab.environment(&pod)?;
         let value = |name: &str| environment.get(name).map(String::as_str).unwrap_or_default();
-        assert_eq!(value("NVIDIA_VISIBLE_DEVICES"), uuid);
+        assert_eq!(lab.visible(&pod)?.first(), Some(&uuid));
         assert_eq!(
             value("CUDA_MPS_PIPE_DIRECTORY"),
             format!("/run/gpunode/mps/{uuid}/pipe")

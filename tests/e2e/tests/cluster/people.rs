@@ -97,6 +97,7 @@ fn viewers_read_everything_and_editors_write_policies_alone() -> Result<()> {
         &["status", T4],
         &["explain", T4],
         &["topo", T4],
+        &["doctor", T4],
         &["dump"],
     ] {
         let output = viewer.gpunode(arguments)?;

@@ -142,6 +142,7 @@ fn an_edited_or_deleted_daemonset_comes_back() -> Result<()> {
     let lab = Lab::enter()?;
     lab.apply(&samples::policy("v100-reserved")?)?;
     lab.await_plugin(V100)?;
+    lab.await_allocatable(V100, "nvidia.com/gpu", 8)?;
     let name = "daemonset/gpunode-agent-v100-reserved";
     let spec = lab.get(&["-n", NAMESPACE, name])?["spec"]["template"]["spec"].clone();
     lab.kubectl(&[

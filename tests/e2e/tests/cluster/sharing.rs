@@ -16,20 +16,11 @@ const TWO_RESOURCES: &str = "{resources: [
     {name: nvidia.com/gpu, devices: {indices: [0, 1]}},
     {name: nvidia.com/t4, sharing: {strategy: TimeSlicing, replicas: 4, renameByDefault: true, failRequestsGreaterThanOne: true}}]}";
 
-/// Returns the GPUs that a pod sees.
-fn visible(lab: &Lab, pod: &str) -> Result<BTreeSet<String>> {
-    let environment = lab.environment(pod)?;
-    let visible = environment
-        .get("NVIDIA_VISIBLE_DEVICES")
-        .context("find NVIDIA_VISIBLE_DEVICES")?;
-    Ok(visible.split(',').map(str::to_owned).collect())
-}
-
 /// Pods on each of these GPUs, all others being none of them.
 fn pods_per_gpu(lab: &Lab, pods: &[String], gpus: &[String]) -> Result<Vec<usize>> {
     let mut counts: BTreeMap<&String, usize> = gpus.iter().map(|gpu| (gpu, 0)).collect();
     for pod in pods {
-        for gpu in visible(lab, pod)? {
+        for gpu in lab.visible(pod)? {
             *counts
                 .get_mut(&gpu)
                 .with_context(|| format!("{pod} sees {gpu}, which is none of {gpus:?}"))? += 1;
@@ -206,7 +197,7 @@ fn a_change_of_one_resource_leaves_the_others_as_they_are() -> Result<()> {
 
 #[test]
 #[ignore = "needs the local cluster: make test"]
-fn a_deployment_that_fits_fewer_time_slices_gets_there_with_two_restarts() -> Result<()> {
+fn a_deployment_that_fits_fewer_time_slices_gets_there_with_a_few_restarts() -> Result<()> {
     const GPU: &str = "nvidia.com/gpu";
     let lab = Lab::enter()?;
     let turns = |replicas: usize| {
@@ -248,16 +239,21 @@ fn a_deployment_that_fits_fewer_time_slices_gets_there_with_two_restarts() -> Re
     lab.await_running("turns", 8)?;
     // Until then pods that come beside their predecessors get slices that the configuration has no longer.
     lab.await_allocatable(T4, GPU, 8)?;
-    for _ in 0..2 {
+    let mut restarts = 0;
+    let waits = |limit: &str| {
+        let waits = ["wait", "gpunodepolicy/sharing", "--for=condition=Waiting=false"];
+        Ok::<_, anyhow::Error>(!lab.try_kubectl(&[&waits[..], &[limit]].concat())?.status.success())
+    };
+    // On a busy node a pod may get a slice before the agent has seen that it is free; the next restart frees it again.
+    while restarts < 2 || waits("--timeout=20s")? {
+        ensure!(
+            restarts < 5,
+            "{restarts} restarts leave a GPU with more slices than it should have"
+        );
+        restarts += 1;
         lab.kubectl(&["rollout", "restart", "deployment/turns"])?;
         lab.kubectl(&["rollout", "status", "deployment/turns", "--timeout=180s"])?;
     }
-    lab.kubectl(&[
-        "wait",
-        "gpunodepolicy/sharing",
-        "--for=condition=Waiting=false",
-        "--timeout=60s",
-    ])?;
     let waiting = &lab.get(&["gpunodepolicy", "sharing"])?["status"]["waiting"];
     ensure!(waiting.as_array().is_none_or(Vec::is_empty), "it waits for {waiting}");
     lab.await_allocatable(T4, GPU, 8)?;

@@ -48,9 +48,7 @@ fn await_waiting(lab: &Lab, pods: &[String]) -> Result<BTreeSet<String>> {
 }
 
 fn gpu(lab: &Lab, pod: &str) -> Result<String> {
-    lab.environment(pod)?
-        .remove("NVIDIA_VISIBLE_DEVICES")
-        .context("find NVIDIA_VISIBLE_DEVICES")
+    lab.visible(pod)?.pop_first().context("find the pod's GPU")
 }
 
 #[test]

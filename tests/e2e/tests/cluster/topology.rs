@@ -42,15 +42,7 @@ fn pods_get_linked_gpus_as_topo_foretells() -> Result<()> {
         lab.apply(&samples::holding(name, "training", 1, "nvidia.com/gpu", count))?;
         let pods = lab.await_running(name, 1)?;
         let pod = pods.first().context("a pod")?;
-        let environment = lab.environment(pod)?;
-        let visible = environment
-            .get("NVIDIA_VISIBLE_DEVICES")
-            .context("find NVIDIA_VISIBLE_DEVICES")?;
-        assert_eq!(
-            visible.split(',').map(str::to_owned).collect::<BTreeSet<_>>(),
-            uuids,
-            "{name}"
-        );
+        assert_eq!(lab.visible(pod)?, uuids, "{name}");
         eventually("topo names who holds them", LIMIT, || {
             let table = lab.gpunode(&["topo", V100])?;
             let holds = table

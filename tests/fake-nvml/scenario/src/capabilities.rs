@@ -7,6 +7,9 @@ use crate::{Gpu, Scenario, ScenarioError};
 /// File in which the driver lists the device node of each capability, below the host's root.
 pub const MIG_MINORS_FILE: &str = "proc/driver/nvidia-caps/mig-minors";
 
+/// Folder of the files of existing capabilities, below the host's root.
+const CAPABILITIES: &str = "proc/driver/nvidia/capabilities";
+
 // The driver numbers what could exist: 15 GPU instances of a GPU, each with 8 compute instances.
 const GPU_INSTANCES: u32 = 15;
 const COMPUTE_INSTANCES: u32 = 8;
@@ -31,6 +34,27 @@ impl Scenario {
             }
         }
         Ok(text)
+    }
+
+    /// Paths below the host's root, and texts, of the files in which the driver tells the device node of each MIG instance.
+    pub fn capability_files(&self) -> Result<Vec<(String, String)>, ScenarioError> {
+        let mut files = vec![("mig/config".to_owned(), CONFIG), ("mig/monitor".to_owned(), MONITOR)];
+        for gpu in self.gpus()? {
+            for instance in gpu.mig.iter().flatten() {
+                let folder = format!("gpu{}/mig/gi{}", gpu.minor, instance.id);
+                let minor = access(&gpu, instance.id);
+                let compute = instance.compute_instances.iter();
+                files.extend(
+                    compute.map(|compute| (format!("{folder}/ci{}/access", compute.id), minor + 1 + compute.id)),
+                );
+                files.push((format!("{folder}/access"), minor));
+            }
+        }
+        let file = |(path, minor): (String, u32)| {
+            let text = format!("DeviceFileMinor: {minor}\nDeviceFileMode: 256\nDeviceFileModify: 1\n");
+            (format!("{CAPABILITIES}/{path}"), text)
+        };
+        Ok(files.into_iter().map(file).collect())
     }
 
     /// The N of every `/dev/nvidia-caps/nvidia-capN` of the node, ascending: those of the instances that exist, and the
@@ -75,5 +99,10 @@ mod tests {
         assert!(text.contains("\ngpu1/gi0/access 138\n"));
         assert_eq!(text.lines().count(), 2 + 2 * 135);
         assert_eq!(scenario.capability_minors().unwrap(), [1, 2, 66, 67]);
+        let files = scenario.capability_files().unwrap();
+        let (path, text) = files.last().unwrap();
+        assert_eq!(path, "proc/driver/nvidia/capabilities/gpu0/mig/gi7/access");
+        assert!(text.starts_with("DeviceFileMinor: 66\n"), "{text}");
+        assert_eq!(files.len(), 4);
     }
 }

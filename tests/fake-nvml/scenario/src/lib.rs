@@ -12,7 +12,9 @@
 
 mod board;
 mod capabilities;
+mod driver_files;
 mod driver_state;
+mod elf_library;
 mod gpu;
 mod mig;
 mod mig_profile;
@@ -25,7 +27,9 @@ mod topology;
 
 pub use board::{Architecture, Board, BoardNvLink, Brand};
 pub use capabilities::MIG_MINORS_FILE;
+pub use driver_files::HOOK_PROGRAM;
 pub use driver_state::{ComputeMode, DRIVER_FILE, DriverState, GpuModes};
+pub use elf_library::shared_library;
 pub use gpu::{Gpu, NvLink, NvLinkEnd};
 pub use mig::{ComputeInstance, GpuInstance, MigGroup};
 pub use mig_profile::{ComputeProfile, Engines, MigProfile};

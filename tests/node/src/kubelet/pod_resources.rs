@@ -7,12 +7,16 @@ use super::{ContainerKind, State, lock};
 use crate::api::{
     Device,
     pod_resources::{
-        AllocatableResourcesRequest, AllocatableResourcesResponse, ContainerDevices, ContainerResources,
-        ListPodResourcesRequest, ListPodResourcesResponse, NumaNode, PodResources, TopologyInfo,
-        pod_resources_lister_server::PodResourcesLister,
+        AllocatableResourcesRequest, AllocatableResourcesResponse, CdiDevice, ClaimResource, ContainerDevices,
+        ContainerResources, DynamicResource, ListPodResourcesRequest, ListPodResourcesResponse, NumaNode, PodResources,
+        TopologyInfo, pod_resources_lister_server::PodResourcesLister,
     },
 };
-use std::sync::{Arc, Mutex};
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+use tokio::time::sleep;
 use tonic::{Request, Response, Status};
 
 /// Behaviour of the kubelet on its PodResources socket.
@@ -23,6 +27,8 @@ pub enum PodResourcesAnswer {
     Truth,
     /// With the error of its rate limit (pkg/kubelet/apis/grpc/ratelimit.go).
     RateLimited,
+    /// With what there is, after this time.
+    Late(Duration),
     /// With an error.
     Unavailable,
     /// Not at all.
@@ -43,6 +49,10 @@ impl Lister {
         };
         match answer {
             PodResourcesAnswer::Truth => Ok(()),
+            PodResourcesAnswer::Late(pause) => {
+                sleep(pause).await;
+                Ok(())
+            }
             PodResourcesAnswer::RateLimited => Err(Status::resource_exhausted("rejected by rate limit")),
             PodResourcesAnswer::Unavailable => Err(Status::unavailable("unavailable by the test")),
             PodResourcesAnswer::Never => std::future::pending().await,
@@ -75,6 +85,7 @@ impl PodResourcesLister for Lister {
                 ContainerResources {
                     name: container.name.clone(),
                     devices: devices.collect(),
+                    dynamic_resources: container.claimed.iter().map(claim).collect(),
                 }
             });
             PodResources {
@@ -116,5 +127,23 @@ fn entry(resource: &str, id: &str, device: Option<&Device>) -> ContainerDevices 
         topology: nodes
             .filter(|nodes| !nodes.is_empty())
             .map(|nodes| TopologyInfo { nodes }),
+    }
+}
+
+/// A claim with one device, as `getClaimInfo` of pkg/kubelet/cm/dra/manager.go and `containerDynamicResources` show it. The CDI
+/// name has the claim's UID, and nothing of the GPU.
+fn claim((driver, device): &(String, String)) -> DynamicResource {
+    DynamicResource {
+        claim_name: format!("claim-{device}"),
+        claim_namespace: NAMESPACE.to_owned(),
+        claim_resources: vec![ClaimResource {
+            cdi_devices: vec![CdiDevice {
+                name: format!("k8s.{driver}/claim=00000000-0000-0000-0000-000000000000-{device}"),
+            }],
+            driver_name: driver.clone(),
+            pool_name: "node".to_owned(),
+            device_name: device.clone(),
+            share_id: None,
+        }],
     }
 }

@@ -28,6 +28,8 @@ pub struct Container {
     pub kind: ContainerKind,
     /// By resource.
     pub devices: BTreeMap<String, Ids>,
+    /// Devices of claims: driver and name.
+    pub claimed: Vec<(String, String)>,
 }
 
 #[derive(Debug, Default)]
@@ -36,6 +38,21 @@ pub struct Pod {
     /// Devices of init containers that the next container takes first, by resource.
     reusable: BTreeMap<String, Ids>,
     ended: bool,
+}
+
+impl Pod {
+    /// Returns the container of this name, which it makes if there is none.
+    fn container(&mut self, name: &str, kind: ContainerKind) -> Option<&mut Container> {
+        if !self.containers.iter().any(|known| known.name == name) {
+            self.containers.push(Container {
+                name: name.to_owned(),
+                kind,
+                devices: BTreeMap::new(),
+                claimed: Vec::new(),
+            });
+        }
+        self.containers.iter_mut().find(|known| known.name == name)
+    }
 }
 
 /// The pods of the node that hold devices, by name.
@@ -87,17 +104,16 @@ impl Pods {
             ContainerKind::Init => reusable.extend(ids.iter().cloned()),
             ContainerKind::App => reusable.retain(|id| !ids.contains(id)),
         }
-        let at = pod.containers.iter().position(|known| known.name == container);
-        let at = at.unwrap_or_else(|| {
-            pod.containers.push(Container {
-                name: container.to_owned(),
-                kind,
-                devices: BTreeMap::new(),
-            });
-            pod.containers.len() - 1
-        });
-        if let Some(container) = pod.containers.get_mut(at) {
+        if let Some(container) = pod.container(container, kind) {
             container.devices.insert(resource.to_owned(), ids);
+        }
+    }
+
+    /// A DRA driver has prepared a device for a container. No plugin takes part, and no checkpoint of device plugins has it.
+    pub fn claim(&mut self, pod: &str, container: &str, driver: &str, device: &str) {
+        let pod = self.0.entry(pod.to_owned()).or_default();
+        if let Some(container) = pod.container(container, ContainerKind::App) {
+            container.claimed.push((driver.to_owned(), device.to_owned()));
         }
     }
 

@@ -1,6 +1,6 @@
 //! Registration of plugins, and what they send: pkg/kubelet/cm/devicemanager/plugin/v1beta1.
 
-use super::{Client, ListMessage, State, lock};
+use super::{Client, Connection, ListMessage, State, lock};
 use crate::api::{Empty, RegisterRequest, device_plugin_client::DevicePluginClient, registration_server::Registration};
 use anyhow::{Context as _, Result};
 use std::{
@@ -8,6 +8,7 @@ use std::{
     sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
+use tokio::time::sleep;
 use tonic::{Request, Response, Status};
 
 pub(super) struct Registrar {
@@ -29,27 +30,58 @@ impl Registration for Registrar {
         if request.version != "v1beta1" || !request.resource_name.contains('/') || request.endpoint.contains('/') {
             return Err(Status::unknown(format!("invalid registration {request:?}")));
         }
-        let mut client = dial(&self.folder.join(&request.endpoint))
-            .await
-            .map_err(|e| Status::unknown(format!("{e:#}")))?;
-        client.get_device_plugin_options(Empty {}).await?;
+        let resource = request.resource_name;
+        let number = self.add_client(&resource);
+        let connected = self.connect(number, &request.endpoint).await;
         // Before the first list.
         let mut state = lock(&self.state);
+        let client = match connected {
+            Ok(client) if state.connections.contains_key(&number) => client,
+            failed => {
+                // Also that of a plugin that has registered since.
+                state.clients.remove(&resource);
+                state.connections.remove(&number);
+                let closed = || Status::cancelled("the client connection is closing");
+                return Err(failed.err().unwrap_or_else(closed));
+            }
+        };
         let stream = tokio::spawn(list_and_watch(
             client.clone(),
-            request.resource_name.clone(),
+            resource.clone(),
+            number,
             self.state.clone(),
             self.folder.clone(),
         ));
-        let endpoint = state.endpoints.entry(request.resource_name.clone()).or_default();
+        state.connections.insert(number, Connection::Streaming(stream));
+        let endpoint = state.endpoints.entry(resource.clone()).or_default();
         endpoint.registrations += 1;
         endpoint.socket = request.endpoint;
         // The newest is called from now on. The stream of the one before stays open.
-        if let Some((_, old)) = state.clients.insert(request.resource_name, (client, stream)) {
-            state.replaced.retain(|stream| !stream.is_finished());
-            state.replaced.push(old);
-        }
+        state.plugins.insert(resource, client);
         Ok(Response::new(Empty {}))
+    }
+}
+
+impl Registrar {
+    /// Notes the newest plugin of a resource before the kubelet connects to it: `registerClient` of handler.go. Returns the
+    /// number of its connection.
+    fn add_client(&self, resource: &str) -> u64 {
+        let mut state = lock(&self.state);
+        state.dials += 1;
+        let number = state.dials;
+        state.clients.insert(resource.to_owned(), number);
+        state.connections.insert(number, Connection::Dialling);
+        number
+    }
+
+    /// Connects to a plugin and asks for its options: `Connect` of client.go.
+    async fn connect(&self, number: u64, socket: &str) -> Result<Client, Status> {
+        let mut client = dial(&self.folder.join(socket))
+            .await
+            .map_err(|e| Status::unknown(format!("{e:#}")))?;
+        lock(&self.state).connections.insert(number, Connection::Dialled);
+        client.get_device_plugin_options(Empty {}).await?;
+        Ok(client)
     }
 }
 
@@ -65,7 +97,7 @@ async fn dial(socket: &Path) -> Result<Client> {
     Ok(DevicePluginClient::new(channel))
 }
 
-async fn list_and_watch(mut client: Client, resource: String, state: Arc<Mutex<State>>, folder: PathBuf) {
+async fn list_and_watch(mut client: Client, resource: String, number: u64, state: Arc<Mutex<State>>, folder: PathBuf) {
     let Ok(answer) = client.list_and_watch(Empty {}).await else {
         return;
     };
@@ -85,14 +117,17 @@ async fn list_and_watch(mut client: Client, resource: String, state: Arc<Mutex<S
             break;
         }
     }
+    let pause = {
+        let mut state = lock(&state);
+        state.ends.entry(resource.clone()).or_default().push(Instant::now());
+        state.notice_pause
+    };
+    if !pause.is_zero() {
+        sleep(pause).await;
+    }
     let mut state = lock(&state);
-    state.ends.entry(resource.clone()).or_default().push(Instant::now());
+    state.connections.remove(&number);
     // Up to 1.36 clients have the name of their resource only: the end of an old stream ends the newest plugin's
     // (`runClient` of handler.go).
-    if let Some((_, newest)) = state.clients.remove(&resource) {
-        newest.abort();
-        if let Some(endpoint) = state.endpoints.get_mut(&resource) {
-            endpoint.connected = false;
-        }
-    }
+    state.disconnect(&resource);
 }

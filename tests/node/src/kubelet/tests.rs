@@ -1,6 +1,6 @@
 //! The rules of admission, tried with a plugin that prefers the last ids and refuses `refused`.
 
-use super::{FakeKubelet, PodResourcesAnswer, Rejection};
+use super::{Connection, FakeKubelet, PodResourcesAnswer, Rejection};
 use crate::{
     api::{
         Device, RegisterRequest,
@@ -12,9 +12,10 @@ use crate::{
         registration_client::RegistrationClient,
     },
     other_plugin::{OtherPlugin, Plugin},
+    until,
 };
 use anyhow::Result;
-use std::{collections::BTreeSet, path::Path};
+use std::{collections::BTreeSet, path::Path, time::Duration};
 use tempfile::TempDir;
 use tokio::{net::UnixListener, sync::watch, task::JoinHandle};
 use tokio_stream::wrappers::UnixListenerStream;
@@ -41,15 +42,7 @@ impl Bench {
             .add_service(DevicePluginServer::new(Plugin(receiver)))
             .serve_with_incoming(incoming);
         let server = tokio::spawn(async { _ = server.await });
-        let request = RegisterRequest {
-            version: "v1beta1".to_owned(),
-            endpoint: "plugin.sock".to_owned(),
-            resource_name: RESOURCE.to_owned(),
-            options: None,
-        };
-        RegistrationClient::new(connect(&plugins.join("kubelet.sock")).await?)
-            .register(request)
-            .await?;
+        register(&plugins.join("kubelet.sock"), "plugin.sock").await?;
         kubelet.has(RESOURCE, |_| true).await?;
         Ok(Self {
             folder,
@@ -103,6 +96,20 @@ impl Drop for Bench {
     fn drop(&mut self) {
         self.server.abort();
     }
+}
+
+/// Registers the plugin on the socket of that name.
+async fn register(kubelet: &Path, endpoint: &str) -> Result<()> {
+    let request = RegisterRequest {
+        version: "v1beta1".to_owned(),
+        endpoint: endpoint.to_owned(),
+        resource_name: RESOURCE.to_owned(),
+        options: None,
+    };
+    RegistrationClient::new(connect(kubelet).await?)
+        .register(request)
+        .await?;
+    Ok(())
 }
 
 async fn connect(socket: &Path) -> Result<Channel> {
@@ -263,5 +270,62 @@ async fn the_end_of_an_earlier_stream_ends_the_newest_plugin() -> Result<()> {
     drop(first);
     bench.kubelet.is_gone(RESOURCE).await?;
     assert!(bench.allocatable().await?.is_empty());
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_end_of_a_stream_is_taken_in_late_on_demand() -> Result<()> {
+    let bench = Bench::with(&["1"]).await?;
+    let (kubelet, pause) = (&bench.kubelet, Duration::from_millis(300));
+    kubelet.notices_after(pause);
+    let other = OtherPlugin::register(&bench.folder.path().join("device-plugins"), RESOURCE).await?;
+    kubelet.has(RESOURCE, |endpoint| endpoint.ids() == ["another"]).await?;
+    drop(other);
+    kubelet.is_gone(RESOURCE).await?;
+    let ended = kubelet.ends(RESOURCE)[0];
+    assert!(ended.elapsed() >= pause, "{:?}", ended.elapsed());
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_late_end_closes_the_connection_to_a_plugin_that_is_just_registering() -> Result<()> {
+    let bench = Bench::with(&["1"]).await?;
+    let (kubelet, folder) = (&bench.kubelet, bench.folder.path().join("device-plugins"));
+    let other = OtherPlugin::register(&folder, RESOURCE).await?;
+    kubelet.has(RESOURCE, |endpoint| endpoint.ids() == ["another"]).await?;
+    // One that does not answer yet.
+    let silent = UnixListener::bind(folder.join("silent.sock"))?;
+    let registering = tokio::spawn(async move { register(&folder.join("kubelet.sock"), "silent.sock").await });
+    until("the kubelet is connected to it", || {
+        matches!(kubelet.lock().connections.get(&3), Some(Connection::Dialled)).then_some(())
+    })
+    .await?;
+    drop(other);
+    kubelet.is_gone(RESOURCE).await?;
+    let (_lists, listed) = watch::channel(devices(&["2"]));
+    let server = Server::builder()
+        .add_service(DevicePluginServer::new(Plugin(listed)))
+        .serve_with_incoming(UnixListenerStream::new(silent));
+    let server = tokio::spawn(async { _ = server.await });
+    let error = registering.await?.unwrap_err().to_string();
+    assert!(error.contains("the client connection is closing"), "{error}");
+    assert!(bench.allocatable().await?.is_empty());
+    server.abort();
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_devices_of_a_plugin_that_the_kubelet_has_lost_stay_healthy_after_its_end() -> Result<()> {
+    let bench = Bench::with(&["1"]).await?;
+    let (kubelet, folder) = (&bench.kubelet, bench.folder.path().join("device-plugins"));
+    let other = OtherPlugin::register(&folder, RESOURCE).await?;
+    kubelet.has(RESOURCE, |endpoint| endpoint.ids() == ["another"]).await?;
+    kubelet.lose_client(RESOURCE);
+    drop(other);
+    until("its stream has ended", || {
+        (!kubelet.ends(RESOURCE).is_empty()).then_some(())
+    })
+    .await?;
+    assert_eq!(bench.allocatable().await?, owned(&["another"]));
     Ok(())
 }

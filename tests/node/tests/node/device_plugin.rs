@@ -1,7 +1,7 @@
 //! Devices that the agent advertises and allocates.
 
 use anyhow::Result;
-use gpunode_node_tests::{Agent, FakeKubelet, Lab, Node};
+use gpunode_node_tests::{Agent, FakeKubelet, Lab, Node, until};
 use gpunode_scenario::{AdditionalBoards, ReturnCode, Scenario, Topology};
 use tonic::Code;
 
@@ -31,7 +31,7 @@ async fn whole_gpus_are_offered_by_uuid_with_their_numa_node() -> Result<()> {
 
 #[tokio::test]
 async fn a_container_sees_the_gpus_it_was_given_in_the_order_of_their_index() -> Result<()> {
-    let lab = Lab::start(Node::with_v100()?, "")?;
+    let lab = Lab::start(Node::with_v100()?, "deviceListStrategy: [Envvar]")?;
     lab.kubelet.has(GPU, |_| true).await?;
 
     let uuids = lab.node.uuids()?;
@@ -50,6 +50,56 @@ async fn a_container_sees_the_gpus_it_was_given_in_the_order_of_their_index() ->
         [uuids[3].clone()]
     );
     lab.kubelet.pre_start(GPU, &uuids[0]).await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn another_strategy_applies_to_later_containers_without_another_list() -> Result<()> {
+    let lab = Lab::start(Node::with_t4()?, "")?;
+    lab.kubelet.has(GPU, |endpoint| endpoint.healthy().len() == 4).await?;
+    let uuids = lab.node.uuids()?;
+    let answer = lab.kubelet.allocate(GPU, &[&uuids[0]]).await?;
+    assert_eq!(answer.envs["NVIDIA_VISIBLE_DEVICES"], uuids[0]);
+    let before = lab.kubelet.endpoint(GPU);
+
+    lab.apply("deviceListStrategy: [VolumeMounts, CdiCri]")?;
+    lab.agent
+        .logs("VolumeMounts beside CdiCri or CdiAnnotations injects devices twice")
+        .await?;
+    lab.apply("deviceIdStrategy: Index")?;
+    lab.agent
+        .logs("deviceIdStrategy: Index can give a container another GPU")
+        .await?;
+    let answer = lab.kubelet.allocate(GPU, &[&uuids[1]]).await?;
+    assert_eq!(
+        answer.envs["NVIDIA_VISIBLE_DEVICES"], uuids[1],
+        "the first one is in force"
+    );
+
+    lab.apply("deviceListStrategy: [VolumeMounts]\ngds: true")?;
+    until("the mounts are in force", || {
+        (lab.agent.logged("configuration in force") == 2).then_some(())
+    })
+    .await?;
+    let answer = lab.kubelet.allocate(GPU, &[&uuids[2]]).await?;
+    let mounts: Vec<(&str, &str)> = answer
+        .mounts
+        .iter()
+        .map(|mount| (mount.host_path.as_str(), mount.container_path.as_str()))
+        .collect();
+    let path = format!("/var/run/nvidia-container-devices/{}", uuids[2]);
+    assert_eq!(mounts, [("/dev/null", path.as_str())]);
+    assert_eq!(
+        answer.envs["NVIDIA_VISIBLE_DEVICES"],
+        "/var/run/nvidia-container-devices"
+    );
+    assert_eq!(answer.envs["NVIDIA_GDS"], "enabled");
+    assert!(answer.cdi_devices.is_empty());
+    let after = lab.kubelet.endpoint(GPU);
+    assert_eq!(
+        (after.ids(), after.healthy().len(), after.registrations),
+        (before.ids(), 4, before.registrations)
+    );
     Ok(())
 }
 

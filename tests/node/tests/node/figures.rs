@@ -2,8 +2,13 @@
 
 use anyhow::{Context as _, Result, ensure};
 use gpunode_node_tests::{Lab, Node, until};
-use gpunode_scenario::{Scenario, Topology};
-use std::time::{Duration, Instant};
+use gpunode_scenario::{MigGroup, Scenario, Topology};
+use std::{
+    fs,
+    os::unix::fs::{MetadataExt as _, symlink},
+    time::{Duration, Instant},
+};
+use tokio::time::sleep;
 
 /// Percentiles.
 const MEDIAN: usize = 50;
@@ -173,4 +178,57 @@ async fn measure_xid_to_list() -> Result<()> {
         }
     }
     summary("xid-to-list", times, P99)
+}
+
+/// Each way to hand devices over, as far as they go together.
+#[tokio::test]
+#[ignore = "a measurement"]
+async fn measure_allocations_by_every_strategy() -> Result<()> {
+    const GPU: &str = "nvidia.com/gpu";
+    for strategies in ["[CdiCri, CdiAnnotations, Envvar]", "[VolumeMounts, Envvar]"] {
+        let sharing = "resources: [{name: nvidia.com/gpu, sharing: {strategy: TimeSlicing, replicas: 128}}]";
+        let config = format!("deviceListStrategy: {strategies}\npassDeviceSpecs: true\n{sharing}");
+        let lab = Lab::start(Node::with_v100()?, &config)?;
+        lab.kubelet
+            .has(GPU, |endpoint| endpoint.healthy().len() == 1024)
+            .await?;
+        summary("allocate-strategies-p99", allocate(&lab, GPU, 1, 1000).await?, P99)?;
+    }
+    Ok(())
+}
+
+/// From the signal after which the agent reads its configuration to the new CDI file. In between it reads the driver's files.
+#[tokio::test]
+#[ignore = "a measurement"]
+async fn measure_the_cdi_file_of_112_mig_devices() -> Result<()> {
+    let mut scenario = Scenario::new("figures", "NVIDIA A100-SXM4-80GB", 16, Topology::NvSwitch);
+    scenario.mig = vec![MigGroup {
+        gpus: (0..16).collect(),
+        instances: vec!["1g.10gb".to_owned(); 7],
+    }];
+    let node = Node::new(scenario)?;
+    symlink("/dev/null", node.host_root().join("dev/gdrdrv"))?;
+    let config = |gdrcopy: bool| format!("mig: {{strategy: Mixed}}\ngdrcopy: {gdrcopy}");
+    let lab = Lab::start(node, &config(false))?;
+    lab.kubelet
+        .has("nvidia.com/mig-1g.10gb", |endpoint| endpoint.healthy().len() == 112)
+        .await?;
+    let file = lab.node.cdi_dir().join("gpunode.dev-gpu.json");
+    let mut times = Vec::new();
+    for round in 0..ROUNDS {
+        let before = fs::metadata(&file)?.ino();
+        lab.node.configure(&config(round % 2 == 0))?;
+        let start = Instant::now();
+        lab.agent.signal(rustix::process::Signal::HUP)?;
+        while fs::metadata(&file)?.ino() == before {
+            ensure!(start.elapsed() < Duration::from_secs(20), "no new CDI file");
+            sleep(Duration::from_millis(1)).await;
+        }
+        times.push(start.elapsed());
+    }
+    let devices = lab.node.cdi_file()?.context("the CDI file")?["devices"]
+        .as_array()
+        .map_or(0, Vec::len);
+    ensure!(devices == 16 + 112, "{devices}");
+    summary("cdi-file", times, 100)
 }

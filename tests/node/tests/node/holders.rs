@@ -141,3 +141,41 @@ async fn an_agent_that_lost_its_memory_offers_nothing_of_what_is_held() -> Resul
         .await?;
     lab.kubelet.is_refused(GPU, &held).await
 }
+
+/// The kubelet's checkpoint has no claims, and a plugin hears nothing of them.
+#[tokio::test]
+async fn a_gpu_that_a_pod_has_by_a_claim_is_held_until_that_pod_ends() -> Result<()> {
+    let lab = Lab::start(two_t4()?, WHOLE)?;
+    let kubelet = &lab.kubelet;
+    let uuids = lab.node.uuids()?;
+    kubelet.advertises(GPU, &[(&uuids[0], true), (&uuids[1], true)]).await?;
+    // Devices of other drivers hold no GPU.
+    kubelet.claim("network", "main", "nic.example.com", "gpu-0");
+    kubelet.claim("channel", "main", "compute-domain.nvidia.com", "channel-0");
+    kubelet.claim("claiming", "main", "gpu.nvidia.com", "gpu-1");
+    lab.apply(TWO)?;
+    // The other GPU changes at once.
+    kubelet.has(GPU, |endpoint| endpoint.healthy_of(&uuids[0]) == 2).await?;
+    let endpoint = kubelet.endpoint(GPU);
+    assert_eq!(endpoint.healthy_of(&uuids[1]), 0, "{:?}", endpoint.ids());
+    kubelet.release("claiming");
+    kubelet.has(GPU, |endpoint| endpoint.healthy().len() == 4).await?;
+    assert_eq!(kubelet.advertised_twice(), None);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_claim_that_does_not_tell_its_gpu_holds_all_of_them() -> Result<()> {
+    let lab = Lab::start(two_t4()?, WHOLE)?;
+    let kubelet = &lab.kubelet;
+    let uuids = lab.node.uuids()?;
+    kubelet.has(GPU, |endpoint| endpoint.healthy().len() == 2).await?;
+    kubelet.claim("claiming", "main", "gpu.nvidia.com", "gpu-vfio-0");
+    kubelet
+        .advertises(GPU, &[(&uuids[0], false), (&uuids[1], false)])
+        .await?;
+    assert!(kubelet.allocate(GPU, &[&uuids[0]]).await.is_err());
+    kubelet.release("claiming");
+    kubelet.has(GPU, |endpoint| endpoint.healthy().len() == 2).await?;
+    Ok(())
+}

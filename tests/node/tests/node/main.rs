@@ -1,8 +1,11 @@
 //! The agent's process against the simulated NVML and the kubelet's double. The tests share nothing and run side by side.
 
+mod cdi;
 mod change;
 mod configuration;
+mod container_runtime;
 mod device_plugin;
+mod driver_places;
 mod faults;
 mod figures;
 mod handover;

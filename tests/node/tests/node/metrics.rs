@@ -2,10 +2,11 @@
 
 use anyhow::{Context as _, Result, ensure};
 use gpunode_node_tests::{Agent, FakeKubelet, Lab, Node, until};
-use gpunode_scenario::{Scenario, Topology};
+use gpunode_scenario::{GpuProcess, ProcessKind, Scenario, Topology};
 use rustix::process::Signal;
 use std::{
     collections::{BTreeMap, BTreeSet},
+    process::Command,
     time::{Duration, Instant},
 };
 use tokio::time::sleep;
@@ -216,4 +217,36 @@ async fn a_gpu_with_two_faults_is_counted_once_and_held_shares_are_counted() -> 
         counts == [1.0] && series.iter().all(|series| series.starts_with(expected))
     })
     .await
+}
+
+#[tokio::test]
+async fn a_process_on_a_gpu_that_nobody_holds_is_named_and_counted_while_it_runs() -> Result<()> {
+    let lab = Lab::start(Node::with_t4()?, "")?;
+    let series = |gpu: u32| format!(r#"gpunode_agent_unaccounted_processes{{gpu="{gpu}"}}"#);
+    let mut process = Command::new("sleep").arg("300").spawn()?;
+    let on_gpu = GpuProcess {
+        pid: process.id(),
+        memory_mib: 1,
+        kind: ProcessKind::Compute,
+    };
+    let named = format!("{} (sleep, of ", process.id());
+    let seen = async {
+        lab.node.state()?.set_processes(2, vec![on_gpu])?;
+        let line = lab
+            .agent
+            .logs("GPU 2 is used by processes of no container that holds it: ")
+            .await?;
+        ensure!(line.contains(&named), "{line}");
+        let values = metrics(&lab.agent).await?;
+        let counts = [1, 2].map(|gpu| values.get(&series(gpu)).copied());
+        ensure!(counts == [Some(0.0), Some(1.0)], "{values:?}");
+        anyhow::Ok(())
+    };
+    let seen = seen.await;
+    let ends = (process.kill(), process.wait());
+    ends.0?;
+    ends.1?;
+    seen?;
+    // The driver lists it still.
+    await_metrics(&lab.agent, |values| values.get(&series(2)) == Some(&0.0)).await
 }

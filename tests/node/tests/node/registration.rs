@@ -1,9 +1,12 @@
 //! The agent stays registered, whatever the kubelet does.
 
 use anyhow::Result;
-use gpunode_node_tests::{Agent, FakeKubelet, Node, OtherPlugin, Stopwatch, until};
+use gpunode_node_tests::{
+    Agent, Endpoint, FakeKubelet, Image, Node, OtherPlugin, PodResourcesAnswer, Stopwatch, until,
+};
 use rustix::process::Signal;
 use std::{fs, time::Duration};
+use tokio::time::sleep;
 
 const GPU: &str = "nvidia.com/gpu";
 
@@ -85,6 +88,83 @@ async fn it_registers_again_when_the_kubelet_has_forgotten_the_resource() -> Res
 }
 
 #[tokio::test]
+async fn it_registers_again_when_a_kubelet_with_an_unreadable_checkpoint_has_forgotten_the_resource() -> Result<()> {
+    let node = Node::with_v100()?;
+    let (kubelet, agent, _) = registered(&node).await?;
+    // The kubelet writes it again after the next list.
+    fs::write(node.device_plugins().join("kubelet_internal_checkpoint"), "{")?;
+    kubelet.forget(GPU);
+    kubelet
+        .has(GPU, |endpoint| {
+            endpoint.registrations == 2 && endpoint.healthy().len() == 8
+        })
+        .await?;
+    agent.logs("the kubelet has forgotten the resource").await?;
+    agent.logs("parse the kubelet's checkpoint").await.map(drop)
+}
+
+/// Up to 1.36 the end of the killed agent's stream would be taken for the end of its successor's.
+#[tokio::test]
+async fn an_agent_waits_until_a_kubelet_that_answers_late_has_noticed_the_end_of_the_one_before() -> Result<()> {
+    let node = Node::with_v100()?;
+    let (kubelet, mut killed, _) = registered(&node).await?;
+    let lists = kubelet.messages(GPU).len();
+    // The next agent asks for the holders first, which takes 3 s.
+    kubelet.answer_pod_resources(PodResourcesAnswer::Late(Duration::from_millis(1500)));
+    let noticed = Duration::from_secs(6);
+    kubelet.notices_after(noticed);
+    killed.kill().await?;
+    let _next = Agent::run(&node)?;
+    let registered_again = |endpoint: &Endpoint| endpoint.lists > lists && endpoint.healthy().len() == 8;
+    kubelet.has(GPU, registered_again).await?;
+    let after = kubelet.messages(GPU)[lists].at - kubelet.ends(GPU)[0];
+    assert!(after >= noticed, "it registered after {after:?}");
+    Ok(())
+}
+
+/// Up to 1.36 a kubelet takes the end of the old stream for that of the new one if it is slower than the agent.
+#[tokio::test]
+async fn a_kubelet_that_has_forgotten_the_resource_has_time_for_the_end_of_the_old_stream() -> Result<()> {
+    let node = Node::with_v100()?;
+    let (kubelet, _agent, _) = registered(&node).await?;
+    let (lists, watch) = (kubelet.messages(GPU).len(), Stopwatch::start());
+    kubelet.notices_after(Duration::from_millis(100));
+    kubelet.forget(GPU);
+    let registered_again = |endpoint: &Endpoint| endpoint.lists > lists && endpoint.healthy().len() == 8;
+    kubelet.has(GPU, registered_again).await?;
+    let after = kubelet.messages(GPU)[lists].at - kubelet.ends(GPU)[0];
+    assert!(
+        after + watch.stalled() >= Duration::from_millis(200),
+        "it registered after {after:?}"
+    );
+    Ok(())
+}
+
+/// Without healthy devices nothing shows the agent that the kubelet has not noticed the end of the one before.
+#[tokio::test]
+async fn a_kubelet_that_notices_the_end_of_an_agent_without_healthy_devices_late_has_all_gpus_soon() -> Result<()> {
+    let node = Node::with_v100()?;
+    let (kubelet, mut killed, _) = registered(&node).await?;
+    killed.kill().await?;
+    let mut killed = Agent::run_in_pod(&node, "", Image::WithoutDriver)?;
+    kubelet
+        .has(GPU, |endpoint| {
+            endpoint.registrations == 2 && endpoint.healthy().is_empty()
+        })
+        .await?;
+    let noticed = Duration::from_secs(2);
+    kubelet.notices_after(noticed);
+    killed.kill().await?;
+    let watch = Stopwatch::start();
+    let _next = Agent::run(&node)?;
+    sleep(noticed + Duration::from_secs(1)).await;
+    kubelet.has(GPU, |endpoint| endpoint.healthy().len() == 8).await?;
+    let took = watch.elapsed();
+    assert!(took < Duration::from_secs(15), "it took {took:?}");
+    Ok(())
+}
+
+#[tokio::test]
 async fn a_resource_of_another_plugin_is_left_to_it_until_that_ends() -> Result<()> {
     let node = Node::with_v100()?;
     node.configure("")?;
@@ -99,6 +179,27 @@ async fn a_resource_of_another_plugin_is_left_to_it_until_that_ends() -> Result<
     offers_all_again(&kubelet, 2).await?;
     agent.logs("no other plugin serves the resource any more").await?;
     assert_eq!(agent.logged("ServedByAnother"), 1);
+    Ok(())
+}
+
+/// Up to 1.36 a kubelet can lose track of a plugin, and then misses its end.
+#[tokio::test]
+async fn devices_that_the_kubelet_has_kept_of_an_agent_that_is_gone_are_registered_again() -> Result<()> {
+    let node = Node::with_v100()?;
+    let (kubelet, mut killed, _) = registered(&node).await?;
+    kubelet.lose_client(GPU);
+    killed.kill().await?;
+    let next = Agent::run(&node)?;
+    next.logs("ServedByAnother").await?;
+    next.logs("the kubelet has kept the devices of a plugin that is gone")
+        .await?;
+    kubelet
+        .has(GPU, |endpoint| {
+            endpoint.registrations == 2 && endpoint.healthy().len() == 8
+        })
+        .await?;
+    next.await_ready().await?;
+    kubelet.admit("pod", "main", GPU, 1).await?;
     Ok(())
 }
 
@@ -148,7 +249,7 @@ async fn a_plugin_with_the_same_ids_is_noticed_by_a_pod_that_it_serves() -> Resu
     let (kubelet, agent, _) = registered(&node).await?;
     kubelet.admit("ours", "main", GPU, 1).await?;
     // Holders of the first 2 s count as those of an earlier agent.
-    tokio::time::sleep(Duration::from_secs(3)).await;
+    sleep(Duration::from_secs(3)).await;
     let ids = kubelet.endpoint(GPU).ids();
     let other = OtherPlugin::register_ids(&node.device_plugins(), GPU, &ids).await?;
     kubelet.admit("theirs", "main", GPU, 1).await?;
@@ -165,7 +266,7 @@ async fn a_plugin_that_nothing_has_shown_leaves_the_resource_to_gpunode_at_its_e
     let ids = kubelet.endpoint(GPU).ids();
     let other = OtherPlugin::register_ids(&node.device_plugins(), GPU, &ids).await?;
     // The agent looks for it, and finds its own ids.
-    tokio::time::sleep(Duration::from_secs(3)).await;
+    sleep(Duration::from_secs(3)).await;
     assert_eq!(agent.logged("ServedByAnother"), 0);
     drop(other);
     offers_all_again(&kubelet, 3).await

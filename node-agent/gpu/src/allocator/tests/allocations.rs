@@ -73,7 +73,7 @@ fn more_than_one_replica_is_refused_where_the_resource_says_so() {
         }
     );
     assert!(test.allocate("nvidia.com/gpu", &[]).is_err());
-    test.allocator.set_desired(wants(SHARED));
+    test.set_desired(wants(SHARED));
     let granted = test
         .allocate("nvidia.com/gpu", &["GPU-1::0", "GPU-0::0", "GPU-0::1"])
         .unwrap();

@@ -140,7 +140,7 @@ fn shares_of_a_device_that_waits_come_last() {
     let held = [holding("one", "a.b/mem", &["GPU-0-_-0"])];
     let mut test = AllocatorTest::new(MEMORY, &held);
     let before = without(&free(&test), &["GPU-0-_-0"]);
-    test.allocator.set_desired(wants(
+    test.set_desired(wants(
         "resources: [{name: x.y/z, devices: {indices: [0]}}, {name: a.b/mem, sharing: {strategy: Memory}}]",
     ));
     let chosen = preferred(&test, "a.b/mem", &before, &[], 2);
@@ -257,14 +257,7 @@ fn mig_devices_come_from_a_gpu_in_use_whatever_holds_its_other_parts() {
         let config = format!(
             "mig: {{strategy: Mixed}}\nresources: [{{name: a.b/small, allocation: {allocation}, devices: {{migProfiles: [1g.4gb]}}}}]"
         );
-        let mut test = AllocatorTest {
-            allocator: Allocator::default(),
-            now: Instant::now(),
-        };
-        test.allocator
-            .set_desired(desired_devices(&inventory, &load(&config).unwrap()).unwrap());
-        test.observe(holders);
-        test
+        AllocatorTest::of(desired_devices(&inventory, &load(&config).unwrap()).unwrap(), holders)
     };
     let small = strings(&["MIG-0-0", "MIG-1-0", "MIG-2-0", "MIG-2-1"]);
     let held = [holding("large", "nvidia.com/mig-2g.4gb", &["MIG-1-1"])];
@@ -286,7 +279,7 @@ fn another_allocation_changes_no_id_and_holds_for_the_next_container() {
     let available = without(&free(&test), &["GPU-0::0"]);
     assert_eq!(preferred(&test, "nvidia.com/gpu", &available, &[], 1), ["GPU-1::0"]);
     for (allocation, one) in [("Packed", "GPU-0::1"), ("Spread", "GPU-1::0"), ("Topology", "GPU-1::0")] {
-        test.allocator.set_desired(wants(
+        test.set_desired(wants(
             &SHARED.replace("gpu,", &format!("gpu, allocation: {allocation},")),
         ));
         assert_eq!(

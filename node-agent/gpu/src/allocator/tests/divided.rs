@@ -34,7 +34,7 @@ fn undivided_test(allocator: Allocator) -> AllocatorTest {
         allocator,
         now: Instant::now(),
     };
-    test.allocator.set_desired(undivided());
+    test.set_desired(undivided());
     test
 }
 

@@ -45,14 +45,8 @@ fn of_16(link: impl Fn(u32, u32) -> (LinkLevel, u32), mig: u32) -> Inventory {
 fn times(inventory: &Inventory, config: &str) -> Vec<(Duration, usize, &'static str)> {
     let mut all = Vec::new();
     for allocation in ["Topology", "Packed", "Spread"] {
-        let mut test = AllocatorTest {
-            allocator: Allocator::default(),
-            now: Instant::now(),
-        };
         let config = config.replace("ALLOCATION", allocation);
-        test.allocator
-            .set_desired(desired_devices(inventory, &load(&config).unwrap()).unwrap());
-        test.observe(&[]);
+        let test = AllocatorTest::of(desired_devices(inventory, &load(&config).unwrap()).unwrap(), &[]);
         let available: Vec<String> = test.healthy().into_iter().map(|(_, id)| id).collect();
         let sizes = if available.len() > 16 {
             vec![1, 3, 8, 24, 53, 56, 59, 100]

@@ -5,7 +5,7 @@ use super::*;
 #[test]
 fn a_device_that_only_the_checkpoint_names_a_holder_of_does_not_change() {
     let mut test = AllocatorTest::new("", &[]);
-    test.allocator.set_desired(wants(SHARED));
+    test.set_desired(wants(SHARED));
     let checkpoint: BTreeSet<(String, String)> = [("nvidia.com/gpu".to_owned(), "GPU-1".to_owned())].into();
     for _ in 0..10 {
         test.now += Duration::from_secs(1);

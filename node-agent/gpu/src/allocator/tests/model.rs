@@ -59,9 +59,9 @@ struct World {
 }
 
 impl World {
-    fn new() -> Self {
+    fn new(now: Instant) -> Self {
         let mut world = Self {
-            now: Instant::now(),
+            now,
             allocator: Allocator::default(),
             config: 0,
             inventory: node(),
@@ -78,8 +78,10 @@ impl World {
     }
 
     fn configure(&mut self) {
-        self.allocator
-            .set_desired(desired_devices(&self.inventory, &load(CONFIGS[self.config]).unwrap()).unwrap());
+        self.allocator.set_desired(
+            desired_devices(&self.inventory, &load(CONFIGS[self.config]).unwrap()).unwrap(),
+            self.now,
+        );
         self.send();
     }
 
@@ -395,10 +397,9 @@ impl World {
 proptest! {
     #[test]
     fn nothing_is_given_out_twice_whatever_happens(steps in proptest::collection::vec(any_step(), 1..160)) {
-        let mut world = World::new();
-        let mut again = World::new();
         // The same clock, since it is an input.
-        again.now = world.now;
+        let now = Instant::now();
+        let (mut world, mut again) = (World::new(now), World::new(now));
         for step in &steps {
             world.take(step);
             world.check();

@@ -26,13 +26,7 @@ fn slices_of(resource: &str, replicas: u32) -> DesiredDevices {
 }
 
 fn test(replicas: u32, holders: &[ContainerShares]) -> AllocatorTest {
-    let mut test = AllocatorTest {
-        allocator: Allocator::default(),
-        now: Instant::now(),
-    };
-    test.allocator.set_desired(slices(replicas));
-    test.observe(holders);
-    test
+    AllocatorTest::of(slices(replicas), holders)
 }
 
 fn healthy(test: &AllocatorTest) -> Vec<String> {
@@ -48,10 +42,8 @@ fn observe_restarted_kubelet(test: &mut AllocatorTest, checkpoint: &[ContainerSh
     test.now += Duration::from_secs(1);
     let ids = checkpoint.iter().flat_map(|of| &of.ids);
     test.allocator.observe(KubeletObservation {
-        started: test.now,
-        holders: Vec::new(),
-        allocatable: BTreeSet::new(),
         checkpoint: ids.map(|id| (GPU.to_owned(), id.clone())).collect(),
+        ..nothing_held(test.now)
     });
 }
 
@@ -59,7 +51,7 @@ fn observe_restarted_kubelet(test: &mut AllocatorTest, checkpoint: &[ContainerSh
 fn more_time_slices_are_offered_at_once_also_where_some_are_held() {
     let held = pods(&["GPU-0::0", "GPU-0::1", "GPU-1::1"]);
     let mut test = test(2, &held);
-    test.allocator.set_desired(slices(4));
+    test.set_desired(slices(4));
     assert_eq!(test.count(GPU), Some((16, 16)));
     assert!(test.allocator.pending_changes().is_empty());
     test.allocate(GPU, &["GPU-0::3"]).unwrap();
@@ -69,7 +61,7 @@ fn more_time_slices_are_offered_at_once_also_where_some_are_held() {
 fn of_fewer_time_slices_a_gpu_keeps_what_is_held_and_the_sum_is_the_new_one() {
     let held = pods(&["GPU-0::0", "GPU-0::1", "GPU-0::2", "GPU-0::3", "GPU-1::3", "GPU-2::0"]);
     let mut test = test(4, &held);
-    test.allocator.set_desired(slices(2));
+    test.set_desired(slices(2));
     assert_eq!(test.count(GPU).unwrap().0, 8, "two slices of other GPUs are withheld");
     let ids = healthy(&test);
     for pod in &held {
@@ -108,7 +100,7 @@ fn a_fault_during_a_change_offers_no_slices_of_other_gpus_for_those_of_the_fault
         "GPU-3::0",
     ]);
     let mut test = test(4, &held);
-    test.allocator.set_desired(slices(2));
+    test.set_desired(slices(2));
     test.observe(&held);
     assert_eq!(test.count(GPU).unwrap().0, 10, "what is held is more than the number");
     test.allocator
@@ -122,7 +114,7 @@ fn a_fault_during_a_change_offers_no_slices_of_other_gpus_for_those_of_the_fault
 fn a_container_gets_no_slice_of_a_gpu_that_has_too_many() {
     let held = pods(&["GPU-0::0", "GPU-0::1", "GPU-0::2", "GPU-1::0"]);
     let mut test = test(4, &held);
-    test.allocator.set_desired(slices(2));
+    test.set_desired(slices(2));
     let available = ["GPU-0::3", "GPU-1::1", "GPU-1::2", "GPU-2::3"].map(str::to_owned);
     let preferred = |size| {
         let chosen = test.allocator.preferred(GPU, &available, &[], size, &BTreeMap::new());
@@ -141,12 +133,12 @@ fn a_container_gets_no_slice_of_a_gpu_that_has_too_many() {
 fn a_restarted_agent_keeps_slices_that_the_configuration_no_longer_has() {
     let held = pods(&["GPU-0::1", "GPU-0::2", "GPU-0::3"]);
     let mut before = test(4, &held);
-    before.allocator.set_desired(slices(2));
+    before.set_desired(slices(2));
     let mut test = AllocatorTest {
         allocator: Allocator::restore(before.allocator.assigned().clone()),
         now: before.now,
     };
-    test.allocator.set_desired(slices(2));
+    test.set_desired(slices(2));
     test.observe(&held);
     assert_eq!(test.count(GPU).unwrap().0, 8);
     assert_eq!(test.allocator.pending_changes().len(), 1);
@@ -160,7 +152,7 @@ fn a_slice_that_the_configuration_no_longer_has_is_given_to_the_next_pod_also_af
         "GPU-1::3", "GPU-0::0", "GPU-0::1", "GPU-1::0", "GPU-2::0", "GPU-2::1", "GPU-3::0", "GPU-3::1",
     ]);
     let mut before = test(4, &held);
-    before.allocator.set_desired(slices(2));
+    before.set_desired(slices(2));
     before.observe(&held);
     let restarted = Allocator::restore(before.allocator.assigned().clone());
     // The agent restarts, or the kubelet, which at first has neither healthy devices nor pods.
@@ -169,7 +161,7 @@ fn a_slice_that_the_configuration_no_longer_has_is_given_to_the_next_pod_also_af
             allocator,
             now: before.now,
         };
-        test.allocator.set_desired(slices(2));
+        test.set_desired(slices(2));
         if kubelet_restarts {
             observe_restarted_kubelet(&mut test, &[]);
         }
@@ -192,7 +184,7 @@ fn a_slice_that_the_configuration_no_longer_has_is_given_to_the_next_pod_also_af
 fn a_restarted_kubelet_that_lists_no_pods_yet_keeps_the_slices_of_its_checkpoint() {
     let held = pods(&["GPU-0::0", "GPU-1::3"]);
     let mut test = test(4, &held);
-    test.allocator.set_desired(slices(2));
+    test.set_desired(slices(2));
     observe_restarted_kubelet(&mut test, &held);
     assert!(healthy(&test).contains(&"GPU-1::3".to_owned()));
     assert_eq!(test.count(GPU), Some((8, 8)));
@@ -205,7 +197,7 @@ fn a_restarted_kubelet_that_lists_no_pods_yet_keeps_the_slices_of_its_checkpoint
 fn a_restarted_kubelet_that_lists_no_pods_yet_keeps_all_slices_of_a_gpu_that_holds_too_many() {
     let held = pods(&["GPU-0::0", "GPU-0::1", "GPU-0::2", "GPU-0::3"]);
     let mut test = test(4, &held);
-    test.allocator.set_desired(slices(2));
+    test.set_desired(slices(2));
     test.observe(&held);
     let before = healthy(&test);
     observe_restarted_kubelet(&mut test, &held);
@@ -217,7 +209,7 @@ fn a_slice_that_the_configuration_no_longer_has_is_known_also_if_the_next_observ
     let mut test = test(4, &[]);
     // A slow kubelet: the last observation began long before the change.
     test.now += Duration::from_secs(15);
-    test.allocator.set_desired(slices(2));
+    test.set_desired(slices(2));
     test.observe(&[]);
     test.allocate(GPU, &["GPU-3::3"]).unwrap();
     for _ in 0..12 {
@@ -230,9 +222,9 @@ fn a_slice_that_the_configuration_no_longer_has_is_known_also_if_the_next_observ
 #[test]
 fn slices_of_one_resource_are_none_of_the_next_resource_of_the_device() {
     let mut test = test(4, &[]);
-    test.allocator.set_desired(slices(2));
+    test.set_desired(slices(2));
     test.observe(&[]);
-    test.allocator.set_desired(slices_of("a.b/c", 2));
+    test.set_desired(slices_of("a.b/c", 2));
     test.observe(&[]);
     assert_eq!(test.count("a.b/c"), Some((8, 8)));
     let refused = test.allocate("a.b/c", &["GPU-0::3"]).unwrap_err();
@@ -346,7 +338,7 @@ impl Cluster {
 
     fn resize(&mut self, number: u32) {
         self.number = number;
-        self.test.allocator.set_desired(slices(number));
+        self.test.set_desired(slices(number));
         self.send();
     }
 
@@ -391,7 +383,7 @@ impl Cluster {
 
     fn restart_agent(&mut self) {
         self.test.allocator = Allocator::restore(self.test.allocator.assigned().clone());
-        self.test.allocator.set_desired(slices(self.number));
+        self.test.set_desired(slices(self.number));
         self.disconnect();
         self.observe();
     }

@@ -71,7 +71,7 @@ fn reported(hardware: &Value, document: Option<&str>) -> GpuNodeStatus {
     assert_eq!(in_force.rejected, None);
     let mut state = DeviceState::default();
     state.set_daemon_answers(DaemonAnswers::new(), Duration::ZERO);
-    state.set_desired((*in_force.desired).clone());
+    state.set_desired((*in_force.desired).clone(), Instant::now());
     state.observe(nothing_held(Instant::now()));
     let registered = document.map(|_| RegisteredResources::default());
     let plugin = registered.as_ref().map(|registered| PluginStatus {
@@ -89,6 +89,7 @@ fn reported(hardware: &Value, document: Option<&str>) -> GpuNodeStatus {
             hardware: &hardware,
             snapshot: &snapshot,
             health: &NodeHealth::default(),
+            runtime: None,
             plugin,
         },
     )

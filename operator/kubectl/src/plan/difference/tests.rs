@@ -263,6 +263,23 @@ fn policies_that_would_disagree_are_an_obstacle() {
 }
 
 #[test]
+fn a_dra_driver_of_the_same_gpus_is_an_obstacle_for_a_device_plugin_alone() {
+    let mut served = gpu_node("n");
+    served.spec.served_by_dra = true;
+    let cluster = ClusterSnapshot {
+        nodes: vec![node("n", &json!({}))],
+        gpu_nodes: vec![served],
+        ..ClusterSnapshot::default()
+    };
+    let obstacles = |spec| plan(&cluster, &[policy("p", &spec)]).nodes[0].obstacles.clone();
+    assert_eq!(
+        obstacles(json!({"nodeSelector": {}, "devicePlugin": {}})),
+        [gpunode_crds::SERVED_BY_DRA]
+    );
+    assert_eq!(obstacles(json!({"nodeSelector": {}, "labels": {"a": "1"}})), [""; 0]);
+}
+
+#[test]
 fn a_node_that_would_stay_as_it_is_has_no_changes() {
     let config = |replicas: i32| {
         let sharing = json!({"strategy": "TimeSlicing", "replicas": replicas});
