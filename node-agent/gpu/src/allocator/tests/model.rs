@@ -10,6 +10,10 @@ use steps::{CONFIGS, Step, any_step};
 /// Most time slices of a device in [`CONFIGS`].
 const MOST_SLICES: u32 = 4;
 
+/// Rounds of 3 s until everything has settled: an allocation that no observation shows is forgotten after 5 s, the largest
+/// number of held slices 12 s later, and the slices that were healthy until then after 12 s more.
+const ROUNDS_TO_REST: u32 = 12;
+
 /// Returns true if the assignments differ in nothing but the number of time slices.
 fn is_same(one: &Assignment, other: &Assignment) -> bool {
     let sharing = |of: &Assignment| match of.sharing {
@@ -362,7 +366,7 @@ impl World {
     fn come_to_rest(&mut self) {
         (self.picks, self.pods, self.look) = (Vec::new(), Vec::new(), None);
         self.take(&Step::HoldBack(3));
-        for _ in 0..6 {
+        for _ in 0..ROUNDS_TO_REST {
             for step in [Step::Wait(3), Step::Look] {
                 self.take(&step);
             }
