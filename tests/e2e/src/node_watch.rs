@@ -77,7 +77,7 @@ impl NodeWatch {
 
     fn await_current(&self, lab: &Lab) -> Result<()> {
         let version = version(&lab.node(&self.node)?)?;
-        eventually("the watch has caught up", Duration::from_mins(1), || {
+        eventually("the watch has caught up", Duration::from_mins(3), || {
             let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
             // The first state that the watch brings may be a later one.
             let last = seen.last().context("no state")?;

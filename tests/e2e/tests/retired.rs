@@ -53,7 +53,7 @@ fn end_the_key_of_the_resource_is_gone_and_foreign_ones_are_not() -> Result<()> 
         ensure!(left == [None, None], "{left:?}");
         Ok(())
     })?;
-    eventually("the record has forgotten it", Duration::from_mins(1), || {
+    eventually("the record has forgotten it", Duration::from_mins(3), || {
         let record = lab.node(A100)?["metadata"]["annotations"]["gpunode.dev/owned"].clone();
         ensure!(!record.as_str().unwrap_or_default().contains(RESOURCE), "{record}");
         Ok(())

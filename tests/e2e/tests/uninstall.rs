@@ -12,7 +12,7 @@ use std::{
 
 const LIMIT: Duration = Duration::from_mins(2);
 /// A policy that is missing after an installation has a minute to come back; the rest is room.
-const CLEANED: Duration = Duration::from_mins(3);
+const CLEANED: Duration = Duration::from_mins(5);
 /// A kubelet lets go of a resource 5 minutes after its plugin; the rest is room.
 const RESOURCES_LIMIT: Duration = Duration::from_mins(10);
 

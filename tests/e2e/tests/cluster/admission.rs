@@ -5,6 +5,8 @@ use anyhow::{Context, Result, ensure};
 use gpunode_e2e::{CPU, Lab, NAMESPACE, T4, V100, eventually};
 use std::{path::PathBuf, process::Command, time::Duration};
 
+const LIMIT: Duration = Duration::from_mins(3);
+
 /// The token of the agent that runs on a node, taken from its pod.
 fn agent_token(lab: &Lab, node: &str) -> Result<String> {
     let pod = lab.await_plugin(node)?;
@@ -218,26 +220,22 @@ fn a_kubelet_joins_with_labels_and_taints_of_gpunode() -> Result<()> {
 }
 
 fn joined(lab: &Lab) -> Result<()> {
-    eventually(
-        "the node has joined with its labels and taints",
-        Duration::from_mins(1),
-        || {
-            let node = lab.node(CPU)?;
-            let ready = gpunode_e2e::condition(&node, "Ready");
-            let taints = gpunode_e2e::taints(&node);
-            ensure!(ready["status"] == "True", "it is {ready}");
-            ensure!(
-                node["metadata"]["labels"]["gpunode.dev/joined"] == "true",
-                "labels are {}",
-                node["metadata"]["labels"]
-            );
-            ensure!(
-                taints.contains(&"gpunode.dev/joining=:PreferNoSchedule".to_owned()),
-                "taints are {taints:?}"
-            );
-            Ok(())
-        },
-    )
+    eventually("the node has joined with its labels and taints", LIMIT, || {
+        let node = lab.node(CPU)?;
+        let ready = gpunode_e2e::condition(&node, "Ready");
+        let taints = gpunode_e2e::taints(&node);
+        ensure!(ready["status"] == "True", "it is {ready}");
+        ensure!(
+            node["metadata"]["labels"]["gpunode.dev/joined"] == "true",
+            "labels are {}",
+            node["metadata"]["labels"]
+        );
+        ensure!(
+            taints.contains(&"gpunode.dev/joining=:PreferNoSchedule".to_owned()),
+            "taints are {taints:?}"
+        );
+        Ok(())
+    })
 }
 
 #[test]
@@ -248,7 +246,7 @@ fn a_kubelet_restarts_under_the_admission_rules() -> Result<()> {
     lab.await_ready("v100-reserved")?;
     let before = gpunode_e2e::node_snapshot(&lab.node(V100)?);
     lab.cluster().node(V100)?.restart_kubelet()?;
-    eventually("the node is Ready again", Duration::from_mins(1), || {
+    eventually("the node is Ready again", LIMIT, || {
         let node = lab.node(V100)?;
         let ready = gpunode_e2e::condition(&node, "Ready");
         ensure!(ready["status"] == "True", "it is {ready}");
@@ -313,7 +311,7 @@ fn who_may_edit_one_namespace_cannot_write_the_lease_of_an_operator() -> Result<
         let tenant = "--as=system:serviceaccount:default:tenant";
         lab.kubectl_with_input(&["create", tenant, "-f", "-"], &lease)
     };
-    let own = eventually("the tenant may write a Lease", Duration::from_secs(20), || {
+    let own = eventually("the tenant may write a Lease", LIMIT, || {
         let output = create("tenant")?;
         ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         Ok(())
@@ -344,7 +342,7 @@ fn a_policy_with_an_image_that_is_not_allowed_is_refused_in_status_and_by_the_sa
         lab.kubectl_with_input(&["apply", "-f", "-"], &policy("gpunode.dev/agent-evil:1"))
     })?;
     ensure!(applied.status.success(), "{applied:?}");
-    eventually("the policy is refused", Duration::from_secs(20), || {
+    eventually("the policy is refused", LIMIT, || {
         let status = lab.get(&["gpunodepolicy", "image"])?;
         let stalled = gpunode_e2e::condition(&status, "Stalled");
         let message = stalled["message"].as_str().unwrap_or_default();
@@ -354,7 +352,7 @@ fn a_policy_with_an_image_that_is_not_allowed_is_refused_in_status_and_by_the_sa
         );
         Ok(())
     })?;
-    let daemonset = eventually("the policy has its DaemonSet", Duration::from_secs(20), || {
+    let daemonset = eventually("the policy has its DaemonSet", LIMIT, || {
         lab.get(&["daemonset", "-n", NAMESPACE, "gpunode-agent-image"])
     })?;
     let image = &daemonset["spec"]["template"]["spec"]["containers"][0]["image"];
@@ -380,7 +378,7 @@ fn refused_at_apply(lab: &Lab, manifest: &str) -> Result<String> {
 
 fn images_at_apply(lab: &Lab, policy: impl Fn(&str) -> String) -> Result<()> {
     // Admission policies take effect a moment after they are created.
-    eventually("the sample is in force", Duration::from_secs(30), || {
+    eventually("the sample is in force", LIMIT, || {
         let message = refused_at_apply(lab, &policy("gpunode.dev/agent-other:1"))?;
         ensure!(
             message.contains("is not allowed; use an image of gpunode.dev/agent"),
@@ -463,7 +461,7 @@ fn a_pod_that_names_gpus_by_the_variable_is_refused_by_the_sample_at_apply() -> 
 fn visible_devices_at_apply(lab: &Lab) -> Result<()> {
     let variable = |value: &str| format!(", env: [{{name: A, value: b}}, {{name: NVIDIA_VISIBLE_DEVICES, {value}}}]");
     let all = idle_pod("all", &variable("value: all"), "");
-    eventually("the sample is in force", Duration::from_secs(30), || {
+    eventually("the sample is in force", LIMIT, || {
         let message = refused_at_apply(lab, &all)?;
         ensure!(
             message.contains("NVIDIA_VISIBLE_DEVICES of container main would take GPUs"),

@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-const LIMIT: Duration = Duration::from_mins(1);
+const LIMIT: Duration = Duration::from_mins(3);
 /// Writers of annotations.
 const WRITERS: usize = 4;
 /// Changes of the policy in 30 seconds.

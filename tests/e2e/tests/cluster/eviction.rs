@@ -83,7 +83,7 @@ spec:
     lab.await_ready("evicting")?;
     eventually(
         "a pod that does not tolerate the taint goes",
-        Duration::from_mins(1),
+        Duration::from_mins(3),
         || {
             let left = lab.kubectl(&["get", "pods", "--field-selector=metadata.name=evicted", "-o", "name"])?;
             ensure!(left.is_empty(), "{left}");

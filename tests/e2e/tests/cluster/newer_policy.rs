@@ -4,7 +4,7 @@ use anyhow::{Result, ensure};
 use gpunode_e2e::{Lab, NAMESPACE, T4, condition, eventually};
 use std::time::Duration;
 
-const LIMIT: Duration = Duration::from_mins(2);
+const LIMIT: Duration = Duration::from_mins(3);
 
 /// The CRD with one more value of `mode`; that of this version comes back when the value is dropped.
 struct NewerCrd<'a>(&'a Lab);

@@ -5,7 +5,7 @@ use anyhow::{Result, ensure};
 use gpunode_e2e::{CPU, GPU_NODES, Lab, NAMESPACE, V100, eventually, node_snapshot, taints};
 use std::time::Duration;
 
-const LIMIT: Duration = Duration::from_secs(30);
+const LIMIT: Duration = Duration::from_mins(3);
 
 #[test]
 #[ignore = "needs the local cluster: make test"]

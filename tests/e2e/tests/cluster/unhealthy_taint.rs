@@ -167,7 +167,7 @@ fn a_preview_that_would_taint_an_unhealthy_node_says_so_in_its_status() -> Resul
         "apiVersion: gpunode.dev/v1alpha1\nkind: GpuNodePolicy\nmetadata: {{name: previewed}}\nspec:\n  mode: Preview\n  \
          nodeSelector: {{matchLabels: {{kubernetes.io/hostname: {T4}}}}}\n  unhealthyTaint: {{minHealthy: 64, after: 0s}}\n"
     ))?;
-    eventually("the status lists the taint", Duration::from_secs(20), || {
+    eventually("the status lists the taint", LIMIT, || {
         let policy = lab.get(&["gpunodepolicy", "previewed"])?;
         let status = &policy["status"];
         ensure!(
