@@ -136,6 +136,23 @@ fn a_removed_label_and_taint_come_back_and_foreign_ones_stay() -> Result<()> {
     Ok(())
 }
 
+/// Waits until the DaemonSet's controller has made and removed all pods of it. One that is deleted before may come back and get none
+/// for five minutes: the controller knows it by its name, and still waits for the pods of the first (`ExpectationsTimeout` of
+/// `pkg/controller/controller_utils.go` in Kubernetes).
+fn await_at_rest(lab: &Lab, daemonset: &str) -> Result<()> {
+    eventually(&format!("{daemonset} has its one pod"), LIMIT, || {
+        let pod = lab.agent_pod(V100, "device-plugin")?;
+        let object = lab.get(&["-n", NAMESPACE, daemonset])?;
+        let (generation, status) = (&object["metadata"]["generation"], &object["status"]);
+        let counts = ["desiredNumberScheduled", "updatedNumberScheduled", "numberAvailable"];
+        ensure!(
+            status["observedGeneration"] == *generation && counts.iter().all(|count| status[*count] == 1),
+            "{pod} is there, and the status is {status} in generation {generation}"
+        );
+        Ok(())
+    })
+}
+
 #[test]
 #[ignore = "needs the local cluster: make test"]
 fn an_edited_or_deleted_daemonset_comes_back() -> Result<()> {
@@ -162,6 +179,7 @@ fn an_edited_or_deleted_daemonset_comes_back() -> Result<()> {
         })
     };
     restored("the edited DaemonSet is back")?;
+    await_at_rest(&lab, name)?;
     lab.kubectl(&["-n", NAMESPACE, "delete", name, "--timeout=30s"])?;
     restored("the deleted DaemonSet is back")?;
     lab.await_plugin(V100)?;
