@@ -113,6 +113,13 @@ impl AuditEvent {
         self.0.get("requestObject")
     }
 
+    /// Returns the record in a patch of a node.
+    pub fn record(&self) -> Option<&str> {
+        let mut operations = self.request()?.as_array()?.iter();
+        let record = operations.find(|operation| operation["path"] == "/metadata/annotations/gpunode.dev~1owned")?;
+        record["value"].as_str()
+    }
+
     /// Time of the answer.
     pub fn time(&self) -> Result<Timestamp> {
         self.text("/stageTimestamp")
