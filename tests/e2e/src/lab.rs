@@ -43,7 +43,7 @@ const LABELS: [&str; 3] = [
 const ANNOTATIONS: [&str; 1] = ["gpunode.dev/recovered"];
 
 /// Kinds of the objects that tests leave behind.
-const WORKLOADS: &str = "jobs,deployments,statefulsets,poddisruptionbudgets,pods";
+const WORKLOADS: &str = "jobs,deployments,replicasets,statefulsets,poddisruptionbudgets,pods";
 
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
@@ -300,6 +300,12 @@ impl Lab {
                 "--timeout=60s",
             ])?;
         }
+        // A controller that is on its way out may have made another pod.
+        eventually("nothing of a test is left", SETTLE, || {
+            let left = crate::names(&self.get(&[WORKLOADS])?);
+            ensure!(left.is_empty(), "{left:?} are left");
+            Ok(())
+        })?;
         self.await_nothing_owned()
     }
 
