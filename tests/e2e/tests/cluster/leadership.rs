@@ -1,8 +1,8 @@
 //! The operator dies or is stopped in the middle of its writes.
 
-use anyhow::{Context, Result, ensure};
-use gpunode_cluster::Signal;
-use gpunode_e2e::{AuditEvent, AuditLog, Lab, eventually};
+use anyhow::{Context, Result, anyhow, ensure};
+use gpunode_cluster::{Process, Signal};
+use gpunode_e2e::{AuditEvent, AuditLog, Lab, PolicyChange, eventually};
 use jiff::Timestamp;
 use std::{
     fmt::Write as _,
@@ -88,6 +88,20 @@ fn first_node_write(audit: &AuditLog) -> Result<AuditEvent> {
     }
 }
 
+/// Applies the policy, and sends the operator a signal at its first write of a node. kubectl may end later than that.
+fn begin_and_signal<'a>(lab: &'a Lab, audit: &AuditLog, process: &Process, signal: Signal) -> Result<PolicyChange<'a>> {
+    std::thread::scope(|scope| {
+        let signalled = scope.spawn(|| {
+            first_node_write(audit)?;
+            process.signal(signal)
+        });
+        let change = lab.begin(POLICY);
+        let signalled = signalled.join();
+        signalled.map_err(|_| anyhow!("the thread that sends the signal panicked"))??;
+        change
+    })
+}
+
 #[test]
 #[ignore = "needs the local cluster: make test"]
 fn an_operator_killed_between_two_nodes_is_followed_by_one_that_finishes() -> Result<()> {
@@ -96,9 +110,7 @@ fn an_operator_killed_between_two_nodes_is_followed_by_one_that_finishes() -> Re
     let leader = lab.leader()?;
     let process = lab.operator_process(&leader)?;
     let audit = lab.audit()?;
-    let change = lab.begin(POLICY)?;
-    first_node_write(&audit)?;
-    process.signal(Signal::KILL)?;
+    let change = begin_and_signal(&lab, &audit, &process, Signal::KILL)?;
     let at_kill = nodes.labelled()?;
     ensure!(
         at_kill < NODES,
@@ -123,9 +135,7 @@ fn a_leader_that_was_stopped_writes_nothing_after_another_took_over() -> Result<
     let first = lab.leader()?;
     let process = lab.operator_process(&first)?;
     let audit = lab.audit()?;
-    let change = lab.begin(POLICY)?;
-    first_node_write(&audit)?;
-    process.signal(Signal::STOP)?;
+    let change = begin_and_signal(&lab, &audit, &process, Signal::STOP)?;
     let at_stop = nodes.labelled()?;
     ensure!(
         at_stop < NODES,

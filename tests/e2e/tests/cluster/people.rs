@@ -29,6 +29,11 @@ impl<'a> Person<'a> {
         let account = format!("--serviceaccount=default:{NAME}");
         let role = format!("--clusterrole={role}");
         lab.kubectl(&["create", "clusterrolebinding", NAME, &role, &account])?;
+        // The API server learns of it a moment later. Each of the roles has this permission.
+        eventually("the role is in force", LIMIT, || {
+            ensure!(person.may("list", "gpunodepolicies.gpunode.dev")?);
+            Ok(())
+        })?;
         Ok(person)
     }
 

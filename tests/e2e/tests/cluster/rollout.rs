@@ -105,7 +105,7 @@ kind: Pod
 metadata: {{name: slow}}
 spec:
   nodeName: {A100}
-  terminationGracePeriodSeconds: 6
+  terminationGracePeriodSeconds: 15
   containers: [{{name: main, image: gpunode.test/cuda:1, command: [sleep, '100000']}}]
 "
     ))?;

@@ -104,8 +104,9 @@ fn a_held_gpu_becomes_shared_and_whole_again_and_is_never_given_out_twice() -> R
 
     let recording = recorder.finish()?;
     recording.check_never_overcommitted(4)?;
+    // Each deployment that came or went above, and the beginning.
     ensure!(
-        recording.held.len() >= 10,
+        recording.held.len() >= 8,
         "it saw {} different states in {} looks",
         recording.held.len(),
         recording.looks
