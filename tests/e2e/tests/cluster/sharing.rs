@@ -245,7 +245,7 @@ fn a_deployment_that_fits_fewer_time_slices_gets_there_with_a_few_restarts() -> 
         Ok::<_, anyhow::Error>(!lab.try_kubectl(&[&waits[..], &[limit]].concat())?.status.success())
     };
     // On a busy node a pod may get a slice before the agent has seen that it is free; the next restart frees it again.
-    while restarts < 2 || waits("--timeout=20s")? {
+    while restarts < 2 || waits("--timeout=45s")? {
         ensure!(
             restarts < 5,
             "{restarts} restarts leave a GPU with more slices than it should have"
