@@ -281,9 +281,11 @@ impl Node {
         self.path("host/var/lib/gpunode")
     }
 
-    /// Writes the configuration file.
+    /// Writes the configuration file, of which an agent never reads a part.
     pub fn configure(&self, config: &str) -> Result<()> {
-        Ok(fs::write(self.config(), config)?)
+        let new = self.path("config.yaml.new");
+        fs::write(&new, config)?;
+        Ok(fs::rename(new, self.config())?)
     }
 
     /// The configuration file.

@@ -120,7 +120,7 @@ impl Host {
     /// Waits for a state.
     async fn reaches(&self, condition: impl Fn(&CdiState) -> bool) -> CdiState {
         let mut state = self.keeper.state.subscribe();
-        let reached = timeout(Duration::from_secs(20), state.wait_for(|state| condition(state))).await;
+        let reached = timeout(Duration::from_mins(1), state.wait_for(|state| condition(state))).await;
         reached.unwrap().unwrap().clone()
     }
 
@@ -155,7 +155,7 @@ async fn eventually(condition: impl Fn() -> bool) {
             sleep(Duration::from_millis(10)).await;
         }
     };
-    timeout(Duration::from_secs(20), poll).await.unwrap();
+    timeout(Duration::from_mins(1), poll).await.unwrap();
 }
 
 #[tokio::test]

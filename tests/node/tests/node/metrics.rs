@@ -12,7 +12,7 @@ use std::{
 use tokio::time::sleep;
 
 const GPU: &str = "nvidia.com/gpu";
-const LIMIT: Duration = Duration::from_secs(30);
+const LIMIT: Duration = Duration::from_mins(2);
 
 /// Values by series of an answer in the OpenMetrics format, which is checked: every family has its help and type once, every
 /// series belongs to one and is there once, counters end in `_total`, durations are in seconds, and the end is marked.
