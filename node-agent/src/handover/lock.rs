@@ -85,6 +85,13 @@ impl NodeLock {
     }
 }
 
+impl Drop for NodeLock {
+    fn drop(&mut self) {
+        // A closed file is not enough: a child process that is being started has it, too, until it runs its program.
+        _ = self.file.unlock();
+    }
+}
+
 /// Locks the file and returns true, or false if another process holds it.
 fn lock(file: &File, path: &Path) -> Result<bool, LockError> {
     match file.try_lock() {
@@ -121,8 +128,12 @@ fn open(path: &Path) -> Result<File, LockError> {
 /// Returns true if an agent of the node holds the lock; false if the file cannot be opened.
 pub fn is_held(state_dir: &Path) -> bool {
     // With a shared lock, two concurrent checks do not block each other.
-    File::open(state_dir.join(LOCK_FILE))
-        .is_ok_and(|file| matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)))
+    File::open(state_dir.join(LOCK_FILE)).is_ok_and(|file| {
+        let is_held = matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock));
+        // For the reason of [`NodeLock`]'s end.
+        _ = file.unlock();
+        is_held
+    })
 }
 
 #[cfg(test)]
