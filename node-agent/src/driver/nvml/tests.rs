@@ -55,7 +55,10 @@ impl FakeDriver {
     }
 
     pub fn state(&self, state: &str) {
-        fs::write(self.0.path().join("gpunode-state.yaml"), state).unwrap();
+        // In one step and with another inode: calls that wait in the driver read it all the time.
+        let new = self.0.path().join("gpunode-state.new");
+        fs::write(&new, state).unwrap();
+        fs::rename(new, self.0.path().join("gpunode-state.yaml")).unwrap();
     }
 
     fn library(&self) -> PathBuf {

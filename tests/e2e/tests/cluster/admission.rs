@@ -189,7 +189,7 @@ fn a_kubelet_cannot_forge_what_gpunode_owns() -> Result<()> {
 fn raw_status_patch(lab: &Lab, node: &str, kubeconfig: &std::path::Path) -> Result<std::process::Output> {
     let mut object = lab.node(node)?;
     object["metadata"]["annotations"]["gpunode.dev/owned"] = "{}".into();
-    // With a version, the API server would refuse the patch of a node that has changed meanwhile before it asks the rules.
+    // With a version, the API server would refuse the patch of a node that has changed meanwhile, and not ask the rules.
     let metadata = object["metadata"].as_object_mut().context("find the node's metadata")?;
     metadata.remove("resourceVersion");
     let manifest = lab.cluster().folder().join("forged-node.json");

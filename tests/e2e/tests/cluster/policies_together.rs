@@ -7,7 +7,8 @@ use serde_json::Value;
 use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_mins(3);
-/// Time for which a label is away in a flap. It and the starts of two kubectl take less than the 5 s below, on a busy machine too.
+/// Time for which a label is away in a flap. With the starts of two kubectl it is less than the 5 s below, on a busy machine
+/// too.
 const FLAP: Duration = Duration::from_secs(1);
 /// The operator's 5 s until a moment goes into the record, and 30 s until the node leaves, which it counts in whole seconds.
 const RECORDED_AFTER: SignedDuration = SignedDuration::from_secs(4);

@@ -136,9 +136,9 @@ fn a_removed_label_and_taint_come_back_and_foreign_ones_stay() -> Result<()> {
     Ok(())
 }
 
-/// Waits until the DaemonSet's controller has made and removed all pods of it. One that is deleted before may come back and get none
-/// for five minutes: the controller knows it by its name, and still waits for the pods of the first (`ExpectationsTimeout` of
-/// `pkg/controller/controller_utils.go` in Kubernetes).
+/// Waits until the DaemonSet's controller has made and removed all pods of it. One that is deleted before may come back and
+/// get none for five minutes: the controller knows it by its name, and still waits for the pods of the first
+/// (`ExpectationsTimeout` of `pkg/controller/controller_utils.go` in Kubernetes).
 fn await_at_rest(lab: &Lab, daemonset: &str) -> Result<()> {
     eventually(&format!("{daemonset} has its one pod"), LIMIT, || {
         let pod = lab.agent_pod(V100, "device-plugin")?;

@@ -121,8 +121,8 @@ fn measure_twenty_image_rollouts_which_nobody_notices() -> Result<()> {
     let worst = gaps.last().copied().context("the kubelet's log has no gap")?;
     println!("gaps: {gaps:?}");
     println!("figure: replace-gap | {:.1} | ms", worst.as_secs_f64() * 1000.0);
-    // A report that falls into one of the gaps shows none until the next one; `make bench` holds the number against 0. With gaps of
-    // 100 ms and a report every 10 s, two of the twenty meet one in 2 of 100 runs, and three in 1 of 1000.
+    // A report that falls into one of the gaps shows none until the next one; `make bench` holds the number against 0. With
+    // gaps of 100 ms and a report every 10 s, two of the twenty would meet one in 2 of 100 runs, and three in 1 of 1000.
     ensure!(zeros <= 2, "the node offered {allocatable:?}");
     let median = gaps.get(gaps.len() / 2).copied().unwrap_or(worst);
     ensure!(
