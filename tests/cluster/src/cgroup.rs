@@ -120,7 +120,7 @@ impl Trees {
             let path = mount.join(group);
             // The kernel may hold a group for a moment after its last process.
             let mut last = None;
-            let removed = wait::until("control groups to be free", Duration::from_secs(10), || {
+            let removed = wait::until("control groups to be free", Duration::from_mins(1), || {
                 last = remove_tree(&path).err();
                 Ok(last.is_none().then_some(()))
             });

@@ -20,7 +20,7 @@ const AUDIT_POLICY: &str = include_str!("audit-policy.yaml");
 const PKI: &str = "/etc/kubernetes/pki";
 const ETCD: &str = "http://127.0.0.1:2379";
 const AUDIT_LOG: &str = "/var/log/cluster/audit.log";
-const READY_TIMEOUT: Duration = Duration::from_mins(1);
+const READY_TIMEOUT: Duration = Duration::from_mins(3);
 
 /// The control plane of a cluster.
 #[derive(Debug, Clone)]

@@ -129,7 +129,7 @@ impl Node {
         };
         kubelet.signal(Signal::TERM)?;
         kubelet
-            .wait(std::time::Duration::from_secs(20))
+            .wait(std::time::Duration::from_mins(1))
             .with_context(|| format!("stop the kubelet of node {}", self.spec.name))
     }
 

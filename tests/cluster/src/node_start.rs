@@ -26,7 +26,7 @@ use crate::{
 const CONTAINERD_CONFIG: &str = include_str!("containerd.toml");
 /// Settings of NVIDIA's container runtime, which pods of the RuntimeClass handler `nvidia` get.
 const TOOLKIT_CONFIG: &str = include_str!("nvidia-container-runtime.toml");
-const CONTAINERD_TIMEOUT: Duration = Duration::from_secs(30);
+const CONTAINERD_TIMEOUT: Duration = Duration::from_mins(2);
 /// `OVERLAYFS_SUPER_MAGIC` of `linux/magic.h`.
 const OVERLAYFS: i64 = 0x794c_7630;
 

@@ -157,7 +157,7 @@ impl Process {
     /// Kills it and waits until it has ended.
     pub fn kill(&self) -> Result<()> {
         self.signal(Signal::KILL)?;
-        self.wait(Duration::from_secs(10))
+        self.wait(Duration::from_mins(1))
     }
 
     /// Its ids from the machine's PID namespace inwards.

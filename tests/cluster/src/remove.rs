@@ -14,7 +14,7 @@ use crate::{
     wait,
 };
 
-const TIMEOUT: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_mins(2);
 /// Kept for people and tests who ask what happened.
 const KEPT: [&str; 2] = ["logs", "audit.log"];
 

@@ -28,7 +28,7 @@ pub(crate) const BIN: &str = "/opt/cluster/bin";
 /// The program that holds the namespaces.
 pub(crate) const HOLDER: &str = "pause";
 
-const START_TIMEOUT: Duration = Duration::from_secs(20);
+const START_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// A sandbox, running or not.
 #[derive(Debug, Clone)]

@@ -28,7 +28,7 @@ use crate::{
     wait,
 };
 
-const READY_TIMEOUT: Duration = Duration::from_mins(2);
+const READY_TIMEOUT: Duration = Duration::from_mins(5);
 
 /// The nodes of a cluster file; their indices make their addresses.
 pub(crate) fn nodes(layout: &Layout, file: &ClusterFile, subnet: Subnet) -> Vec<Node> {

@@ -76,7 +76,7 @@ fn run_pod(cluster: &Cluster, node: &str) {
     let file = file.to_str().unwrap();
     cluster.kubectl_output(["apply", "-f", file]).unwrap();
     cluster
-        .kubectl_output(["wait", "--for=condition=Ready", "pod/probe", "--timeout=60s"])
+        .kubectl_output(["wait", "--for=condition=Ready", "pod/probe", "--timeout=180s"])
         .unwrap();
 }
 
