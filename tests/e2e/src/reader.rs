@@ -57,6 +57,8 @@ impl Reader {
             let mut config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
             config.connect_timeout = Some(LIMIT);
             config.read_timeout = Some(LIMIT);
+            // A connection that was idle for almost as long would end in the middle of a request.
+            config.reset_reader_on_write = true;
             anyhow::Ok(Client::try_from(config)?)
         })?;
         Ok(Self { client, runtime })

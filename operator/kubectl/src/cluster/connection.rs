@@ -36,6 +36,8 @@ pub async fn connect(args: &ClusterArgs) -> anyhow::Result<Client> {
     };
     config.connect_timeout = Some(TIMEOUT);
     config.read_timeout = Some(TIMEOUT);
+    // A connection that was idle for almost as long would end in the middle of a request.
+    config.reset_reader_on_write = true;
     // A person is waiting and can run the command again.
     config.default_retry = false;
     Client::try_from(config).context("connect to the cluster")
