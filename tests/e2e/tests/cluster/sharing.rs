@@ -2,7 +2,7 @@
 
 use crate::samples;
 use anyhow::{Context, Result, ensure};
-use gpunode_e2e::{HeldRecorder, KubeletLog, Lab, NodeWatch, T4, condition, device_of, eventually, held, names};
+use gpunode_e2e::{HeldRecorder, KubeletLog, Lab, NodeWatch, T4, condition, device_of, eventually, held};
 use serde_json::Value;
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -127,6 +127,19 @@ pub fn phases(pods: &Value) -> String {
         .join(", ")
 }
 
+/// Returns the rejections of pods by the kubelet: event, pod and message.
+fn rejections(lab: &Lab) -> Result<Vec<(String, String, String)>> {
+    let list = lab.get(&["events", "--field-selector", "reason=UnexpectedAdmissionError"])?;
+    let items = list["items"].as_array().into_iter().flatten();
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    Ok(items
+        .map(|event| {
+            let name = text(&event["metadata"]["name"]);
+            (name, text(&event["involvedObject"]["name"]), text(&event["message"]))
+        })
+        .collect())
+}
+
 #[test]
 #[ignore = "needs the local cluster: make test"]
 fn the_replicas_of_one_request_are_turns_on_different_gpus() -> Result<()> {
@@ -216,12 +229,8 @@ fn a_deployment_that_fits_fewer_time_slices_gets_there_with_a_few_restarts() -> 
         .replace("exec sleep 100000", r#"trap "exit 0" TERM; sleep 100000 & wait"#);
     lab.apply(&deployment)?;
     lab.await_running("turns", 14)?;
-    let rejections = || {
-        let selector = ["--field-selector", "reason=UnexpectedAdmissionError"];
-        Ok::<_, anyhow::Error>(names(&lab.get(&[&["events"], &selector[..]].concat())?))
-    };
     // Those of earlier tests stay for an hour.
-    let earlier_rejections = rejections()?;
+    let earlier: BTreeSet<String> = rejections(&lab)?.into_iter().map(|(event, ..)| event).collect();
     let log = KubeletLog::from_now(&lab, T4)?;
     let recorder = HeldRecorder::start(&lab, T4)?;
 
@@ -259,10 +268,20 @@ fn a_deployment_that_fits_fewer_time_slices_gets_there_with_a_few_restarts() -> 
     lab.await_allocatable(T4, GPU, 8)?;
     change.check()?;
 
-    let mut rejected = rejections()?;
-    rejected.retain(|event| !earlier_rejections.contains(event));
-    assert_eq!(rejected, Vec::<String>::new(), "no pod was rejected");
-    let phases = phases(&lab.get(&["pods", "-l", "app=turns"])?);
+    let mut rejected = rejections(&lab)?;
+    rejected.retain(|(event, ..)| !earlier.contains(event));
+    // A kubelet that lists holders, and finds a pod gone, while it allocates forgets what it is about to record, and gives that slice
+    // to the next pod too (`UpdateAllocatedDevices` in `pkg/kubelet/cm/devicemanager/manager.go`). The agent must refuse it.
+    let (given_twice, others): (Vec<_>, Vec<_>) = rejected
+        .into_iter()
+        .partition(|(_, _, message)| message.contains("so another container cannot get it"));
+    assert_eq!(others, Vec::new(), "no pod was rejected for the change");
+    ensure!(given_twice.len() <= 1, "a race of the kubelet is rare: {given_twice:?}");
+    let mut pods = lab.get(&["pods", "-l", "app=turns"])?;
+    if let Some(items) = pods["items"].as_array_mut() {
+        items.retain(|pod| !given_twice.iter().any(|(_, name, _)| pod["metadata"]["name"] == **name));
+    }
+    let phases = phases(&pods);
     ensure!(!phases.contains("Failed"), "{phases}");
     assert_eq!(log.lost_endpoints()?, Vec::<String>::new());
     recorder.finish()?.check_never_overcommitted(4)
