@@ -43,6 +43,15 @@ pub struct OperatorArgs {
     #[arg(long, env = "GPU_LABELS", default_value_t = true, action = clap::ArgAction::Set)]
     pub gpu_labels: bool,
 
+    /// Requests per second to the API server, without those for the Lease. 0: no limit, as the API server's priority and
+    /// fairness sees to that.
+    #[arg(long, env = "CLIENT_QPS", default_value_t = 0)]
+    pub client_qps: u32,
+
+    /// Requests that may go at once after a pause, if `--client-qps` is set. 0: as many as in one second.
+    #[arg(long, env = "CLIENT_BURST", default_value_t = 0)]
+    pub client_burst: u32,
+
     /// Address of /livez, /readyz and /metrics.
     #[arg(long, default_value = "0.0.0.0:8080")]
     pub admin_address: SocketAddr,
@@ -71,6 +80,15 @@ mod tests {
     fn parse(arguments: &[&str]) -> Result<OperatorArgs, String> {
         let required = ["gpunode-operator", "--agent-image=a", "--pod-name=b"];
         OperatorArgs::try_parse_from(required.iter().chain(arguments)).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn requests_have_no_limit_unless_it_is_set() {
+        let args = parse(&[]).unwrap();
+        assert_eq!((args.client_qps, args.client_burst), (0, 0));
+        let args = parse(&["--client-qps=50", "--client-burst=100"]).unwrap();
+        assert_eq!((args.client_qps, args.client_burst), (50, 100));
+        assert!(parse(&["--client-qps=-1"]).is_err());
     }
 
     #[test]

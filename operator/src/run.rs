@@ -16,6 +16,7 @@ use crate::{
 };
 use anyhow::{Context, Result, anyhow};
 use gpunode_plan::{AgentImages, AgentPodSettings, HostPaths};
+use gpunode_process::{RequestThrottle, paced_client};
 use http::{HeaderValue, header::USER_AGENT};
 use kube::{Client, Config};
 use std::{sync::Arc, time::Duration};
@@ -34,7 +35,10 @@ const INDEX_MESSAGES: usize = 64;
 /// Runs the operator until a signal stops it, it loses the Lease, or a task ends.
 pub async fn run(args: OperatorArgs) -> Result<()> {
     let config = client_config().await?;
-    let client = Client::try_from(config.clone()).context("make a client for the API server")?;
+    // A renewal has a few seconds and must not wait for its turn, so the Lease has the client without limits.
+    let lease_client = Client::try_from(config.clone()).context("make a client for the API server")?;
+    let throttle = RequestThrottle::new(args.client_qps, args.client_burst);
+    let client = paced_client(lease_client.clone(), &throttle);
     let allowed = AgentImages::of_operator(&args.agent_image, &args.agent_images).context("read AGENT_IMAGES")?;
     let agent_pods = AgentPodSettings {
         namespace: args.namespace.clone(),
@@ -49,8 +53,10 @@ pub async fn run(args: OperatorArgs) -> Result<()> {
     let (owned_index, index) = IndexOwner::new(ClusterIndex::new(agent_pods, args.gpu_labels));
     let watch_health = WatchHealth::default();
     let caches = cache_view(index.clone(), watch_health.clone());
-    let (mut elector, leadership) = LeaderElector::new(client.clone(), &args.namespace, &args.pod_name, caches);
+    let (mut elector, leadership) = LeaderElector::new(lease_client, &args.namespace, &args.pod_name, caches);
+    // Each try passes the guard anew, after its wait.
     let guarded_client = guarded_client(config, leadership.clone()).context("make a client for writes")?;
+    let guarded_client = paced_client(guarded_client, &throttle);
     let metrics = Arc::new(OperatorMetrics::new());
     let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
@@ -169,7 +175,7 @@ async fn endless(name: &'static str, task: impl Future<Output = ()>) -> Result<(
 
 async fn client_config() -> Result<Config> {
     let mut config = Config::infer().await.context("find out how to reach the API server")?;
-    // Watches and the election have pauses of their own.
+    // The election has pauses of its own, and all other requests go through a paced client.
     config.default_retry = false;
     // A list on a dead connection would wait for ever. A watch may be silent for 290 s, after which the server ends it. The time
     // that a connection was idle before a request does not count.

@@ -6,14 +6,14 @@ use crate::{
     metrics::{OperatorMetrics, WorkKind},
 };
 use gpunode_crds::OPERATOR_FIELD_MANAGER;
-use gpunode_process::{EventContent, EventSeries};
+use gpunode_process::{EventContent, EventSeries, within};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::Client;
 use std::{sync::Arc, time::Duration};
-use tokio::{sync::mpsc, time::timeout};
+use tokio::sync::mpsc;
 
-/// An event that cannot be sent within this time is dropped.
+/// An event that cannot be sent within this time is dropped. Times at which the client holds it back do not count.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The task that sends events.
@@ -35,13 +35,13 @@ impl EventRecorder {
             if !self.leadership.is_current() {
                 continue;
             }
-            match timeout(TIMEOUT, series.publish(content(event), Timestamp::now())).await {
-                Ok(Ok(())) => self.metrics.wrote(WorkKind::Event),
-                Ok(Err(error)) => {
+            match within(TIMEOUT, series.publish(content(event), Timestamp::now())).await {
+                Some(Ok(())) => self.metrics.wrote(WorkKind::Event),
+                Some(Err(error)) => {
                     self.metrics.failed(WorkKind::Event);
                     tracing::warn!(%error, "cannot send an event");
                 }
-                Err(_) => self.metrics.failed(WorkKind::Event),
+                None => self.metrics.failed(WorkKind::Event),
             }
         }
     }

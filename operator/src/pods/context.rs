@@ -9,12 +9,12 @@ use crate::{
 };
 use gpunode_crds::Reason;
 use gpunode_plan::PodName;
+use gpunode_process::within;
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::Client;
 use std::{sync::Arc, time::Duration};
-use tokio::time::timeout;
 
-/// The longest that the requests about one pod may take.
+/// The longest that the requests about one pod may take, without the times at which the client holds them back.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Failure of requests about pods.
@@ -27,8 +27,8 @@ enum PodRequestError {
 }
 
 async fn within_limit<T>(requests: impl Future<Output = kube::Result<T>>) -> Result<T, PodRequestError> {
-    let answer = timeout(TIMEOUT, requests).await;
-    Ok(answer.map_err(|_| PodRequestError::NoAnswer)??)
+    let answer = within(TIMEOUT, requests).await;
+    Ok(answer.ok_or(PodRequestError::NoAnswer)??)
 }
 
 /// Inputs of these tasks.

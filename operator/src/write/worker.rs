@@ -14,12 +14,13 @@ use crate::{
     },
 };
 use futures::{StreamExt, stream};
+use gpunode_process::within;
 use std::time::Duration;
-use tokio::{sync::mpsc, time::timeout};
+use tokio::sync::mpsc;
 
 /// Writes at a time: enough to hide the latency of the API server, and no burden to it.
 pub const MAX_CONCURRENT_WRITES: usize = 4;
-/// The longest that the writes of one key may take.
+/// The longest that the writes of one key may take, without the times at which the client holds them back.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A write to carry out.
@@ -55,7 +56,7 @@ pub async fn carry_out(writer: &ClusterWriter, WriteRequest { key, write }: Writ
             PlannedWrite::UnreadableStatus(write) => write_unreadable_status(writer, key.name(), *write).await,
         }
     };
-    let result = timeout(TIMEOUT, requests).await.unwrap_or(Err(WriteError::TimedOut));
+    let result = within(TIMEOUT, requests).await.unwrap_or(Err(WriteError::TimedOut));
     let metrics = &writer.results.metrics;
     metrics.reconciled(key.kind());
     let result = match result {
