@@ -18,7 +18,8 @@ use crate::{
         server::{self, AgentServer},
     },
     api_server::{
-        gpu_node::{GpuNodeState, GpuNodeWatch, connect},
+        gpu_node::{GpuNodeState, connect},
+        gpu_node_watch::GpuNodeWatch,
         release::ReleaseRequest,
     },
     cli::NodeArgs,

@@ -17,7 +17,8 @@ use crate::{
     },
     api_server::{
         events::{EventPublisher, NodeEventSender, PendingEvent},
-        gpu_node::{GpuNodeState, GpuNodeWatch, connect},
+        gpu_node::{GpuNodeState, connect},
+        gpu_node_watch::GpuNodeWatch,
         node_allocatable::NodeReader,
         release::ReleaseRequest,
     },
