@@ -187,5 +187,9 @@ fn report(
     );
     // A GpuNode that somebody deletes after the last GPU has gone stays away.
     let create = hardware.has_gpus();
-    StatusReport { status, create }
+    StatusReport {
+        status,
+        create,
+        is_settled: true,
+    }
 }

@@ -11,6 +11,7 @@
 //! | `health` | times at which devices became healthy |
 //! | `missing` | keeps GPUs that vanished for 15 minutes |
 //! | `number` | numbers in the API's type |
+//! | `patch` | the change of a status as a merge patch, pure |
 //! | `writer` | writes the status to the API server when it changes |
 
 pub mod conditions;
@@ -19,6 +20,7 @@ mod health;
 pub mod inputs;
 mod missing;
 mod number;
+mod patch;
 pub mod report;
 mod resources;
 mod usage;

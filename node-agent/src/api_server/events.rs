@@ -1,14 +1,11 @@
 //! Events of the Node. Nothing waits for them: an event that cannot be sent soon is dropped, and the log has it, too.
 
-use gpunode_process::{EventContent, EventSeries};
+use gpunode_process::{EventContent, EventSeries, within};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::Client;
 use std::time::Duration;
-use tokio::{
-    sync::mpsc,
-    time::{sleep, timeout},
-};
+use tokio::{sync::mpsc, time::sleep};
 use tracing::warn;
 
 /// Bound of the queue of events.
@@ -86,10 +83,10 @@ impl EventPublisher {
         let mut failing = false;
         while let Some(pending) = self.events.recv().await {
             let content = content(pending, node.clone());
-            let error = match timeout(CALL_TIMEOUT, series.publish(content, Timestamp::now())).await {
-                Ok(Ok(())) => None,
-                Ok(Err(error)) => Some(error.to_string()),
-                Err(_) => Some(format!("no answer within {CALL_TIMEOUT:?}")),
+            let error = match within(CALL_TIMEOUT, series.publish(content, Timestamp::now())).await {
+                Some(Ok(())) => None,
+                Some(Err(error)) => Some(error.to_string()),
+                None => Some(format!("no answer within {CALL_TIMEOUT:?}")),
             };
             if let Some(error) = &error
                 && !failing

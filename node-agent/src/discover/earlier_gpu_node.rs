@@ -2,17 +2,14 @@
 
 use crate::api_server::gpu_node::{api, connect};
 use anyhow::Context as _;
-use gpunode_process::OnChange;
+use gpunode_process::{OnChange, random_up_to, within};
 use kube::{Client, api::ListParams};
 use std::time::Duration;
-use tokio::{
-    sync::watch,
-    time::{sleep, timeout},
-};
+use tokio::{sync::watch, time::sleep};
 use tracing::{info, warn};
 
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
-/// Pause before the API server is asked again. Nothing waits for the answer.
+/// Longest pause before the API server is asked again; the shortest is half of it. Nothing waits for the answer.
 const RETRY: Duration = Duration::from_secs(30);
 
 /// Task that looks for a `GpuNode` of this node. It asks the API server until it answers once.
@@ -45,7 +42,7 @@ impl EarlierGpuNode {
                     if let Some(error) = errors.changed(format!("{error:#}")) {
                         warn!(error, "look for a GpuNode from before; trying again");
                     }
-                    sleep(RETRY).await;
+                    sleep(RETRY / 2 + random_up_to(RETRY / 2)).await;
                 }
             }
         }
@@ -55,7 +52,7 @@ impl EarlierGpuNode {
         let only = ListParams::default()
             .fields(&format!("metadata.name={}", self.node_name))
             .limit(1);
-        let listed = timeout(CALL_TIMEOUT, api(client).list(&only)).await;
+        let listed = within(CALL_TIMEOUT, api(client).list(&only)).await;
         let listed = listed.context("list the GpuNode of this node: no answer")?;
         Ok(!listed.context("list the GpuNode of this node")?.items.is_empty())
     }

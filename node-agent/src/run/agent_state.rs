@@ -344,6 +344,7 @@ impl<'a> AgentState<'a> {
         hardware: &Hardware,
         runtime: Option<&RuntimeStatus>,
         registered: &RegisteredResources,
+        is_settled: bool,
     ) -> Option<StatusReport> {
         if !self.config_known || !self.snapshot.daemons_known {
             return None;
@@ -364,6 +365,7 @@ impl<'a> AgentState<'a> {
         Some(StatusReport {
             status: status(&self.args.identity(), inputs),
             create: hardware.has_gpus(),
+            is_settled,
         })
     }
 }

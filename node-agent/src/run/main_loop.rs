@@ -248,11 +248,11 @@ impl MainLoop<'_> {
         let registered = self.inputs.registered.borrow().clone();
         self.state.log_problem(&registered);
         send_if_new(&self.outputs.fitness, self.state.fitness(hardware));
-        send_if_new(
-            &self.outputs.readiness,
-            readiness_of(&self.role, hardware, &self.state, &registered),
-        );
-        let report = hardware.and_then(|hardware| self.state.report(hardware, runtime.as_deref(), &registered));
+        let readiness = readiness_of(&self.role, hardware, &self.state, &registered);
+        let is_settled = readiness.is_ok();
+        send_if_new(&self.outputs.readiness, readiness);
+        let report =
+            hardware.and_then(|hardware| self.state.report(hardware, runtime.as_deref(), &registered, is_settled));
         if let Some(report) = report {
             send_if_new(&self.outputs.status_reports, Some(report));
         }

@@ -5,32 +5,34 @@ use crate::{
     status::{
         health::set_health_times,
         missing::{keep_missing, next_given_up},
+        patch::{keep_foreign_conditions, merge_patch},
         report::set_times,
     },
 };
-use gpunode_crds::{AGENT_FIELD_MANAGER, ConditionType, GpuNode, GpuNodeSpec, GpuNodeStatus};
-use gpunode_process::OnChange;
+use gpunode_crds::{AGENT_FIELD_MANAGER, ConditionType, GpuNode, GpuNodeSpec, GpuNodeStatus, OPERATOR_FIELD_MANAGER};
+use gpunode_process::{OnChange, RetryPace, within};
 use jiff::Timestamp;
 use k8s_openapi::{api::core::v1::Node, apimachinery::pkg::apis::meta::v1::OwnerReference};
 use kube::{
     Api, Client,
     api::{Patch, PatchParams, PostParams},
-    core::ApiResource,
 };
-use serde_json::json;
-use std::time::Duration;
+use serde_json::{Map, Value, json};
+use std::{collections::BTreeSet, time::Duration};
 use tokio::{
     sync::watch,
-    time::{sleep, timeout},
+    time::{Instant, sleep, sleep_until},
 };
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 /// Changes within this time go into one write: a restarted agent that registers again at once writes nothing.
 const SETTLE: Duration = Duration::from_millis(250);
 /// Time between two writes.
 const MIN_INTERVAL: Duration = Duration::from_secs(1);
-const MAX_RETRY: Duration = Duration::from_secs(30);
+/// Time for which an agent that starts waits until it has registered and knows the holders. An agent that restarts has the same to
+/// say afterwards as before, and writes nothing.
+const START_GRACE: Duration = Duration::from_secs(5);
 
 /// A status to be written.
 #[derive(Clone, Debug, PartialEq)]
@@ -39,6 +41,8 @@ pub struct StatusReport {
     pub status: GpuNodeStatus,
     /// True to create the GpuNode if it does not exist.
     pub create: bool,
+    /// False while the agent is not ready, as after its start.
+    pub is_settled: bool,
 }
 
 /// A failed call to the API server.
@@ -48,6 +52,12 @@ enum StatusWriteError {
     Call { action: &'static str, source: kube::Error },
     #[error("{action}: no answer within {CALL_TIMEOUT:?}")]
     NoAnswer { action: &'static str },
+}
+
+impl StatusWriteError {
+    fn is_conflict(&self) -> bool {
+        matches!(self, Self::Call { source: kube::Error::Api(status), .. } if status.is_conflict())
+    }
 }
 
 /// Task that writes each new status into this node's GpuNode.
@@ -69,15 +79,27 @@ impl StatusReporter {
             written: None,
             next_change: None,
         };
-        let mut retry = MIN_INTERVAL;
+        let mut pace = RetryPace::default();
         let mut errors = OnChange::default();
+        let mut start = StartGrace::default();
         loop {
             let report = self.reports.borrow_and_update().clone();
             let current = self.gpu_node.borrow_and_update().clone();
+            let grace_end = report
+                .as_ref()
+                .and_then(|report| start.end(report.is_settled, &current, Instant::now()));
+            if let Some(end) = grace_end {
+                tokio::select! {
+                    () = sleep_until(end) => {}
+                    _ = self.reports.changed() => sleep(SETTLE).await,
+                    _ = self.gpu_node.changed() => sleep(SETTLE).await,
+                }
+                continue;
+            }
             match writer.write(report, &current).await {
                 Ok(false) => {}
                 Ok(true) => {
-                    retry = MIN_INTERVAL;
+                    pace = RetryPace::default();
                     errors.clear();
                     sleep(MIN_INTERVAL).await;
                 }
@@ -85,8 +107,7 @@ impl StatusReporter {
                     if let Some(error) = errors.changed(error) {
                         warn!(error, "cannot write the status of the GpuNode; retrying");
                     }
-                    sleep(retry).await;
-                    retry = (retry * 2).min(MAX_RETRY);
+                    sleep(pace.failed()).await;
                     continue;
                 }
             }
@@ -107,6 +128,23 @@ impl StatusReporter {
     }
 }
 
+/// Time in which an agent that starts does not report that it is unsettled.
+#[derive(Debug, Default)]
+struct StartGrace {
+    end: Option<Instant>,
+    is_over: bool,
+}
+
+impl StartGrace {
+    /// Returns the time until which a report waits; none if it may be written. A node that has no status yet does not wait.
+    fn end(&mut self, is_settled: bool, gpu_node: &GpuNodeState, now: Instant) -> Option<Instant> {
+        let end = *self.end.get_or_insert(now + START_GRACE);
+        let has_status = matches!(gpu_node, GpuNodeState::Present(object) if object.status.is_some());
+        self.is_over |= is_settled || now >= end;
+        (has_status && !self.is_over).then_some(end)
+    }
+}
+
 struct StatusWriter {
     client: Client,
     node: String,
@@ -122,6 +160,8 @@ struct WrittenStatus {
     observed_version: Option<String>,
     /// Version of the object after the write.
     version: Option<String>,
+    /// The object after the write, until the watch brings it.
+    answer: Option<ObservedGpuNode>,
 }
 
 impl StatusWriter {
@@ -137,15 +177,31 @@ impl StatusWriter {
             (Some(report), GpuNodeState::Present(object)) => {
                 let mut status = report.status;
                 let now = Timestamp::now();
-                let is_new = complete(self.written.as_ref(), &mut status, object, now);
-                self.next_change = next_given_up(&status.gpus, now);
-                if !is_new {
-                    return Ok(false);
+                if let Some(written) = &mut self.written
+                    && written.observed_version != object.metadata.resource_version
+                {
+                    written.answer = None;
                 }
-                let version = self.apply(&status).await?;
+                let patch = planned_patch(self.written.as_ref(), &mut status, object, now);
+                self.next_change = next_given_up(&status.gpus, now);
+                let Some(patch) = patch else {
+                    return Ok(false);
+                };
+                let answer = match self.patch(&patch).await {
+                    Ok(answer) => answer,
+                    // The operator changed its conditions meanwhile, and the watch brings them.
+                    Err(error) if error.is_conflict() => {
+                        debug!(%error, "the GpuNode changed meanwhile");
+                        return Ok(false);
+                    }
+                    Err(error) => return Err(error),
+                };
+                let observed_version = object.metadata.resource_version.clone();
+                let version = answer.metadata.resource_version.clone();
                 self.written = Some(WrittenStatus {
                     status,
-                    observed_version: object.metadata.resource_version.clone(),
+                    answer: (version != observed_version).then_some(answer),
+                    observed_version,
                     version,
                 });
                 Ok(true)
@@ -153,23 +209,18 @@ impl StatusWriter {
         }
     }
 
-    /// Applies the status; returns the new version of the object.
-    async fn apply(&self, status: &GpuNodeStatus) -> Result<Option<String>, StatusWriteError> {
-        let resource = ApiResource::erase::<GpuNode>(&());
-        let patch = json!({
-            "apiVersion": resource.api_version,
-            "kind": resource.kind,
-            "metadata": {"name": self.node},
-            "status": status,
-        });
-        let params = PatchParams::apply(AGENT_FIELD_MANAGER).force();
-        let patch = Patch::Apply(&patch);
-        let object = call(
+    /// Changes the status; returns the object after it.
+    async fn patch(&self, patch: &Value) -> Result<ObservedGpuNode, StatusWriteError> {
+        let params = PatchParams {
+            field_manager: Some(AGENT_FIELD_MANAGER.to_owned()),
+            ..PatchParams::default()
+        };
+        let patch = Patch::Merge(patch);
+        call(
             "write GpuNode status",
             api(self.client.clone()).patch_status(&self.node, &params, &patch),
         )
-        .await?;
-        Ok(object.metadata.resource_version)
+        .await
     }
 
     /// Creates a GpuNode without configuration; it is deleted with its Node.
@@ -202,18 +253,19 @@ impl StatusWriter {
     }
 }
 
-/// Adds to a status what depends on the one before it; returns whether the two differ.
-fn complete(
+/// Adds to a status what depends on the one before it; returns the patch that writes it, none if nothing is to be written.
+fn planned_patch(
     written: Option<&WrittenStatus>,
     status: &mut GpuNodeStatus,
     object: &ObservedGpuNode,
     now: Timestamp,
-) -> bool {
+) -> Option<Value> {
     // Nothing to write if the watch has not delivered the last write yet, or if the API server normalised it and nobody changed
     // it since.
     let is_current =
         |it: &&WrittenStatus| [&it.observed_version, &it.version].contains(&&object.metadata.resource_version);
-    let before = match written.filter(is_current) {
+    let written = written.filter(is_current);
+    let before = match written {
         Some(written) => written.status.clone(),
         // A status that cannot be read was written by a newer agent, and is replaced.
         None => object
@@ -230,7 +282,53 @@ fn complete(
         // The agent has just started, and has not read it yet.
         status.runtime.clone_from(&before.runtime);
     }
-    *status != before
+    // As JSON, whose times have whole seconds: those that an agent reads back after a restart have no others.
+    if written.is_some_and(|written| json!(written.status) == json!(*status)) {
+        return None;
+    }
+    let answer = written.and_then(|written| written.answer.as_ref());
+    status_change(answer.unwrap_or(object), status)
+}
+
+/// Returns the patch that makes `status` of the agent's part of the status in `object`; none if it is that already.
+fn status_change(object: &ObservedGpuNode, status: &GpuNodeStatus) -> Option<Value> {
+    let empty = json!({});
+    let live = object.status.as_ref().unwrap_or(&empty);
+    let theirs = operator_conditions(object);
+    let is_ours = |name: &str| status.conditions.iter().any(|condition| condition.type_ == name);
+    let mut wanted = json!(status);
+    keep_foreign_conditions(&mut wanted, live, |name| theirs.contains(name) && !is_ours(name));
+    let changes = merge_patch(live, &wanted)?;
+    // The list of conditions is replaced with those of the operator in it, which may have changed since.
+    let metadata = changes
+        .get("conditions")
+        .map(|_| json!({"resourceVersion": object.metadata.resource_version}));
+    Some(match metadata {
+        Some(metadata) => json!({"metadata": metadata, "status": changes}),
+        None => json!({"status": changes}),
+    })
+}
+
+/// Returns the types of the operator's conditions: those that this version knows, and those that the API server has down as the
+/// operator's, which may be a newer one.
+fn operator_conditions(object: &ObservedGpuNode) -> BTreeSet<String> {
+    let known = ConditionType::OF_OPERATOR.map(|of| of.as_str().to_owned());
+    let entries = object.metadata.managed_fields.iter().flatten();
+    let applied = entries
+        .filter(|entry| entry.manager.as_deref() == Some(OPERATOR_FIELD_MANAGER))
+        .filter_map(|entry| {
+            entry
+                .fields_v1
+                .as_ref()?
+                .0
+                .pointer("/f:status/f:conditions")?
+                .as_object()
+        })
+        .flat_map(Map::keys)
+        // Such as `k:{"type":"Conflict"}`.
+        .filter_map(|key| serde_json::from_str::<Value>(key.strip_prefix("k:")?).ok())
+        .filter_map(|key| Some(key.get("type")?.as_str()?.to_owned()));
+    known.into_iter().chain(applied).collect()
 }
 
 /// The part of a status that the agent writes.
@@ -244,9 +342,9 @@ fn without_operator_conditions(mut status: GpuNodeStatus) -> GpuNodeStatus {
 }
 
 async fn call<T>(action: &'static str, request: impl Future<Output = kube::Result<T>>) -> Result<T, StatusWriteError> {
-    match timeout(CALL_TIMEOUT, request).await {
-        Ok(answer) => answer.map_err(|source| StatusWriteError::Call { action, source }),
-        Err(_) => Err(StatusWriteError::NoAnswer { action }),
+    match within(CALL_TIMEOUT, request).await {
+        Some(answer) => answer.map_err(|source| StatusWriteError::Call { action, source }),
+        None => Err(StatusWriteError::NoAnswer { action }),
     }
 }
 

@@ -1,14 +1,13 @@
 use super::*;
-use gpunode_crds::{GpuDevice, RuntimeStatus};
-use http::{Method, Request, Response};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
-use kube::client::Body;
-use serde_json::Value;
+use gpunode_crds::{GpuDevice, LastXid, RuntimeStatus};
+use http::{Method, Request, Response, StatusCode};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, FieldsV1, ManagedFieldsEntry, Time};
+use kube::{client::Body, core::ApiResource};
 use std::{
     convert::Infallible,
     sync::{Arc, Mutex},
 };
-use tokio::time::{Instant, advance};
+use tokio::time::advance;
 use tower::service_fn;
 
 fn status(hash: &str, second: i64) -> GpuNodeStatus {
@@ -27,10 +26,11 @@ fn status(hash: &str, second: i64) -> GpuNodeStatus {
     }
 }
 
+/// A GpuNode; without status if that is null.
 fn object(version: &str, status: Value) -> ObservedGpuNode {
     let mut object = ObservedGpuNode::new("a", &ApiResource::erase::<GpuNode>(&()), GpuNodeSpec::default());
     object.metadata.resource_version = Some(version.to_owned());
-    object.status = Some(status);
+    object.status = Some(status).filter(|status| !status.is_null());
     object
 }
 
@@ -40,12 +40,32 @@ fn written(hash: &str) -> WrittenStatus {
         status: status(hash, 5),
         observed_version: Some("1".to_owned()),
         version: Some("2".to_owned()),
+        answer: None,
     }
+}
+
+/// Returns the patch from the status in `object` to that of `hash`.
+fn patch(written: Option<&WrittenStatus>, hash: &str, object: &ObservedGpuNode) -> Option<Value> {
+    planned_patch(
+        written,
+        &mut status(hash, 0),
+        object,
+        Timestamp::from_second(9).unwrap(),
+    )
+}
+
+fn condition(name: &str, second: i64) -> Value {
+    let condition = Condition {
+        type_: name.to_owned(),
+        ..status("", second).conditions.remove(0)
+    };
+    json!(condition)
 }
 
 fn write(written: Option<&WrittenStatus>, wanted: &str, object: &ObservedGpuNode) -> Option<GpuNodeStatus> {
     let mut status = status(wanted, 0);
-    complete(written, &mut status, object, Timestamp::from_second(9).unwrap()).then_some(status)
+    let patch = planned_patch(written, &mut status, object, Timestamp::from_second(9).unwrap());
+    patch.is_some().then_some(status)
 }
 
 #[test]
@@ -141,21 +161,119 @@ fn an_agent_that_starts_knows_from_its_gpu_node_which_gpus_are_missing() {
     );
 }
 
-/// An API server that keeps what is written, and when that was.
+#[test]
+fn times_that_were_read_back_after_a_restart_are_no_change() {
+    let with_xid = |millisecond: i64| {
+        let gpu = GpuDevice {
+            uuid: "GPU-0".to_owned(),
+            last_xid: Some(LastXid {
+                xid: 31,
+                message: None,
+                time: Some(Time(Timestamp::from_millisecond(millisecond).unwrap())),
+            }),
+            ..GpuDevice::default()
+        };
+        GpuNodeStatus {
+            gpus: vec![gpu],
+            ..status("one", 5)
+        }
+    };
+    // The API has whole seconds, the file of the agent has more.
+    let live = object("1", json!(with_xid(4123)));
+    let now = Timestamp::from_second(9).unwrap();
+    assert_eq!(planned_patch(None, &mut with_xid(4123), &live, now), None);
+    assert!(planned_patch(None, &mut with_xid(5123), &live, now).is_some());
+}
+
+#[test]
+fn patch_has_what_changed_and_nothing_else() {
+    let live = object("1", json!({"configHash": "one", "conditions": [condition("Ready", 5)]}));
+    assert_eq!(
+        patch(None, "two", &live),
+        Some(json!({"status": {"configHash": "two"}}))
+    );
+    let unknown = object(
+        "1",
+        json!({"configHash": "one", "mood": "good", "conditions": [condition("Ready", 5)]}),
+    );
+    assert_eq!(
+        patch(None, "one", &unknown),
+        Some(json!({"status": {"mood": null}})),
+        "an agent of another version wrote it"
+    );
+}
+
+#[test]
+fn conditions_are_written_with_those_of_the_operator_and_for_one_version() {
+    let (ready, conflict) = (condition("Ready", 9), condition("Conflict", 5));
+    let live = object("7", json!({"configHash": "one", "conditions": [conflict]}));
+    let expected = json!({
+        "metadata": {"resourceVersion": "7"},
+        "status": {"conditions": [ready, conflict]},
+    });
+    assert_eq!(patch(None, "one", &live), Some(expected));
+}
+
+#[test]
+fn condition_of_a_newer_operator_stays_and_one_of_an_older_agent_goes() {
+    let mut live = object(
+        "7",
+        json!({"configHash": "one", "conditions": [condition("Ready", 5), condition("Novel", 5), condition("Former", 5)]}),
+    );
+    let owned = json!({"f:status": {"f:conditions": {"k:{\"type\":\"Novel\"}": {".": {}, "f:type": {}}}}});
+    live.metadata.managed_fields = Some(vec![ManagedFieldsEntry {
+        manager: Some(OPERATOR_FIELD_MANAGER.to_owned()),
+        fields_v1: Some(FieldsV1(owned)),
+        ..ManagedFieldsEntry::default()
+    }]);
+    let expected = json!([condition("Ready", 5), condition("Novel", 5)]);
+    let patch = patch(None, "one", &live).unwrap();
+    assert_eq!(patch.pointer("/status/conditions"), Some(&expected));
+}
+
+#[test]
+fn next_change_builds_on_the_answer_to_the_last_one() {
+    let before = object("1", json!(status("zero", 5)));
+    let answered = WrittenStatus {
+        answer: Some(object("2", json!(status("one", 5)))),
+        ..written("one")
+    };
+    let mut ready = status("one", 0);
+    ready.conditions[0].status = "False".to_owned();
+    let now = Timestamp::from_second(9).unwrap();
+    let patch = planned_patch(Some(&answered), &mut ready, &before, now).unwrap();
+    assert_eq!(patch["metadata"], json!({"resourceVersion": "2"}));
+    assert_eq!(patch["status"].get("configHash"), None);
+}
+
+/// An API server that keeps what is written, and when that was. The first requests get a conflict.
 #[derive(Clone, Default)]
-struct ApiServer(Arc<Mutex<Vec<(Instant, Value)>>>);
+struct ApiServer {
+    written: Arc<Mutex<Vec<(Instant, Value)>>>,
+    conflicts: Arc<Mutex<usize>>,
+}
 
 impl ApiServer {
     fn client(&self) -> Client {
-        let writes = self.0.clone();
+        let Self { written, conflicts } = self.clone();
         let service = service_fn(move |request: Request<Body>| {
-            let writes = writes.clone();
+            let (written, conflicts) = (written.clone(), conflicts.clone());
             async move {
                 assert_eq!(request.method(), Method::PATCH);
+                assert_eq!(request.headers()["content-type"], "application/merge-patch+json");
                 let body = request.into_body().collect_bytes().await.unwrap();
                 let mut object: Value = serde_json::from_slice(&body).unwrap();
-                let mut writes = writes.lock().unwrap();
+                let mut writes = written.lock().unwrap();
+                let mut conflicts = conflicts.lock().unwrap();
+                if *conflicts > 0 {
+                    *conflicts -= 1;
+                    let failure = json!({"kind": "Status", "status": "Failure", "code": 409, "reason": "Conflict", "message": "x"});
+                    let mut response = Response::new(Body::from(serde_json::to_vec(&failure).unwrap()));
+                    *response.status_mut() = StatusCode::CONFLICT;
+                    return Ok(response);
+                }
                 object["spec"] = json!({});
+                object["metadata"]["name"] = json!("a");
                 object["metadata"]["resourceVersion"] = json!(format!("w{}", writes.len()));
                 writes.push((Instant::now(), object["status"]["configHash"].clone()));
                 Ok::<_, Infallible>(Response::new(Body::from(serde_json::to_vec(&object).unwrap())))
@@ -165,7 +283,7 @@ impl ApiServer {
     }
 
     fn writes(&self) -> Vec<(Instant, Value)> {
-        self.0.lock().unwrap().clone()
+        self.written.lock().unwrap().clone()
     }
 }
 
@@ -176,6 +294,7 @@ async fn a_status_is_written_on_change_only_and_at_most_once_a_second() {
         Some(StatusReport {
             status: status(&format!("{hash}"), 0),
             create: true,
+            is_settled: true,
         })
     };
     let reports = watch::Sender::new(report(0));
@@ -206,4 +325,85 @@ async fn a_status_is_written_on_change_only_and_at_most_once_a_second() {
     }
     sleep(Duration::from_mins(1)).await;
     assert_eq!(server.writes().len(), writes.len());
+}
+
+/// Runs a reporter for this GpuNode, and returns its inputs.
+fn reporter(
+    server: &ApiServer,
+    live: ObservedGpuNode,
+) -> (watch::Sender<Option<StatusReport>>, watch::Sender<GpuNodeState>) {
+    let reports = watch::Sender::new(None);
+    let gpu_node = watch::Sender::new(GpuNodeState::Present(Arc::new(live)));
+    let reporter = StatusReporter {
+        client: server.client(),
+        node_name: "a".to_owned(),
+        reports: reports.subscribe(),
+        gpu_node: gpu_node.subscribe(),
+    };
+    tokio::spawn(reporter.run());
+    (reports, gpu_node)
+}
+
+fn report(hash: &str, is_settled: bool) -> Option<StatusReport> {
+    Some(StatusReport {
+        status: status(hash, 0),
+        create: true,
+        is_settled,
+    })
+}
+
+#[tokio::test(start_paused = true)]
+async fn agent_that_restarts_writes_nothing_when_it_comes_to_the_same_status() {
+    let server = ApiServer::default();
+    let (reports, _gpu_node) = reporter(&server, object("1", json!(status("one", 5))));
+    // Not registered yet, holders unknown, and so on.
+    for hash in ["", "none", "some"] {
+        reports.send_replace(report(hash, false));
+        sleep(Duration::from_secs(1)).await;
+    }
+    reports.send_replace(report("one", true));
+    sleep(Duration::from_mins(1)).await;
+    assert!(server.writes().is_empty());
+    // Later on it says at once that something is wrong.
+    let start = Instant::now();
+    reports.send_replace(report("two", false));
+    sleep(Duration::from_secs(1)).await;
+    assert_eq!(server.writes().len(), 1);
+    assert!(server.writes()[0].0 - start < Duration::from_millis(300));
+}
+
+#[tokio::test(start_paused = true)]
+async fn agent_that_does_not_settle_says_so_after_a_few_seconds() {
+    let server = ApiServer::default();
+    let start = Instant::now();
+    let (reports, _gpu_node) = reporter(&server, object("1", json!(status("one", 5))));
+    reports.send_replace(report("none", false));
+    sleep(Duration::from_mins(1)).await;
+    let writes = server.writes();
+    assert_eq!(writes.len(), 1);
+    let waited = writes[0].0 - start;
+    assert!((START_GRACE..START_GRACE * 2).contains(&waited), "{waited:?}");
+
+    let server = ApiServer::default();
+    let start = Instant::now();
+    let (reports, _gpu_node) = reporter(&server, object("1", Value::Null));
+    reports.send_replace(report("none", false));
+    sleep(Duration::from_secs(1)).await;
+    assert!(
+        server.writes()[0].0 - start < Duration::from_secs(1),
+        "the node has no status yet"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn refused_change_is_written_when_the_watch_has_brought_the_other_one() {
+    let server = ApiServer::default();
+    *server.conflicts.lock().unwrap() = 1;
+    let (reports, gpu_node) = reporter(&server, object("1", json!({})));
+    reports.send_replace(report("one", true));
+    sleep(Duration::from_mins(1)).await;
+    assert!(server.writes().is_empty(), "the object has another version");
+    gpu_node.send_replace(GpuNodeState::Present(Arc::new(object("2", json!({})))));
+    sleep(Duration::from_secs(1)).await;
+    assert_eq!(server.writes().len(), 1);
 }
