@@ -62,11 +62,11 @@ impl RequestThrottle {
     }
 }
 
-/// Returns a client that sends requests through `client`, each when `throttle` lets it go. After an answer 429 or 503 with
-/// `Retry-After` it waits, with jitter, and sends the request again, at most four times. [`within`] does not count these waits.
+/// Returns a client that sends requests through `client`, each when `throttle` lets it go.
 ///
-/// Not for requests with a time limit of their own, such as those for the Lease: pass `client` itself to those. It belongs to
-/// the runtime in which it is made.
+/// After an answer 429 or 503 with `Retry-After` it waits, with jitter, and sends the request again, at most four
+/// times. [`within`] does not count these waits. Not for requests with a time limit of their own, such as those for
+/// the Lease: pass `client` itself to those. It belongs to the runtime in which it is made.
 pub fn paced_client(client: Client, throttle: &RequestThrottle) -> Client {
     let namespace = client.default_namespace().to_owned();
     let throttle = throttle.clone();

@@ -10,7 +10,7 @@ use kube::{
 use serde_json::Value;
 use std::{sync::Arc, time::Duration};
 
-/// Time without a byte from the API server after which a connection is given up. Requests have shorter limits of their own.
+/// Time without a byte from the API server after which a connection is given up. Requests have shorter limits.
 const READ_TIMEOUT: Duration = Duration::from_secs(310);
 /// A GpuNode whose status may have been written by another version of the agent.
 pub type ObservedGpuNode = Object<GpuNodeSpec, Value>;
@@ -27,15 +27,15 @@ pub enum GpuNodeState {
     Present(Arc<ObservedGpuNode>),
 }
 
-/// Returns a client for the API server of the pod's service account or of KUBECONFIG. It waits when the API server is busy and
-/// says for how long.
+/// Returns a client for the API server of the pod's service account or of KUBECONFIG. It waits when the API server is
+/// busy and says for how long.
 pub async fn connect() -> anyhow::Result<Client> {
     let find = "find the API server; run in a pod with a service account";
     let mut config = Config::infer().await.context(find)?;
     config.read_timeout = Some(READ_TIMEOUT);
     // The time starts with a request, also on a connection that was idle before.
     config.reset_reader_on_write = true;
-    // Its pauses would be as long as the server asks for, and shorter ones have no limit that a caller knows.
+    // kube's own retries wait for as long as the API server says, without a bound.
     config.default_retry = false;
     let client = Client::try_from(config).context(find)?;
     Ok(paced_client(client, &RequestThrottle::default()))

@@ -17,8 +17,10 @@ task_local! {
     static CLOCK: Arc<Mutex<RequestClock>>;
 }
 
-/// Awaits requests for `limit`; returns `None` after it. Times at which a paced client holds one of them back do not count:
-/// the limit is for the API server's answers. Requests that `requests` makes in tasks of their own count in full.
+/// Awaits requests for `limit`; returns `None` after it.
+///
+/// Times at which a paced client holds one of them back do not count: the limit is for the API server's answers.
+/// Requests that `requests` makes in tasks of their own count in full.
 pub async fn within<T>(limit: Duration, requests: impl Future<Output = T>) -> Option<T> {
     let clock = Arc::new(Mutex::new(RequestClock::new(Instant::now())));
     let mut requests = pin!(CLOCK.scope(clock.clone(), requests));

@@ -10,16 +10,16 @@ const MAX_PAUSE: Duration = Duration::from_secs(30);
 
 /// Returns the pause that an answer asks for, at most 30 s; none if the answer is final.
 ///
-/// As in client-go, only an answer with `Retry-After` in seconds asks: the API server sends it when priority and fairness
-/// reject a request (429), and while it starts or stops (503).
+/// As in client-go, only an answer with `Retry-After` in seconds asks: the API server sends it when priority and
+/// fairness reject a request (429), and while it starts or stops (503).
 pub fn requested_pause(status: StatusCode, headers: &HeaderMap) -> Option<Duration> {
     let is_busy = matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE);
     let seconds: u64 = headers.get(RETRY_AFTER)?.to_str().ok()?.trim().parse().ok()?;
     is_busy.then(|| Duration::from_secs(seconds.max(1)).min(MAX_PAUSE))
 }
 
-/// Returns true for requests that may be sent again after such an answer. An eviction is none: there 429 is the answer of a
-/// PodDisruptionBudget.
+/// Returns true for requests that may be sent again after such an answer. An eviction is none: there 429 is the answer
+/// of a PodDisruptionBudget.
 pub fn may_be_repeated(path: &str) -> bool {
     !path.ends_with("/eviction")
 }
