@@ -2,8 +2,10 @@
 
 use serde_json::{Map, Value};
 
-/// Returns the smallest patch that makes `new` of `old`; none if they are equal. It has null for each field that vanishes, also
-/// one that this version does not know, and the whole of each array that changes. A field that is null counts as absent.
+/// Returns the smallest patch that makes `new` of `old`; none if they are equal.
+///
+/// It has null for each field that vanishes, also one that this version does not know, and the whole of each array that
+/// changes. A field that is null counts as absent.
 pub fn merge_patch(old: &Value, new: &Value) -> Option<Value> {
     let (Value::Object(old), Value::Object(new)) = (old, new) else {
         return (old != new).then(|| new.clone());
@@ -17,8 +19,8 @@ pub fn merge_patch(old: &Value, new: &Value) -> Option<Value> {
     (!patch.is_empty()).then_some(Value::Object(patch))
 }
 
-/// Adds to the conditions of `status` those of others in `live`, since a merge patch replaces the list as a whole. If the agent's
-/// own are the same in both, the list becomes that of `live`, in its order.
+/// Adds to the conditions of `status` those of others in `live`, since a merge patch replaces the list as a whole. If the
+/// agent's own are the same in both, the list becomes that of `live`, in its order.
 pub fn keep_foreign_conditions(status: &mut Value, live: &Value, is_foreign: impl Fn(&str) -> bool) {
     let (foreign, before): (Vec<Value>, Vec<Value>) = conditions(live)
         .cloned()
@@ -81,7 +83,11 @@ mod tests {
 
     #[test]
     fn patch_has_the_changes_alone() {
-        let old = json!({"agent": {"pod": "a", "policy": "p", "version": "1"}, "gpus": [{"index": 0}, {"index": 1}], "inUse": "x 1/2"});
+        let old = json!({
+            "agent": {"pod": "a", "policy": "p", "version": "1"},
+            "gpus": [{"index": 0}, {"index": 1}],
+            "inUse": "x 1/2",
+        });
         let new =
             json!({"agent": {"pod": "b", "version": "1"}, "gpus": [{"index": 0}], "inUse": "x 1/2", "heldBy": "ml/a"});
         let patch = merge_patch(&old, &new).unwrap();
@@ -117,7 +123,13 @@ mod tests {
     fn conditions_of_others_stay() {
         let condition = |name: &str, holds: &str| json!({"type": name, "status": holds});
         let is_foreign = |name: &str| name == "Conflict";
-        let live = json!({"conditions": [condition("Conflict", "True"), condition("Waiting", "True"), condition("Ready", "True")]});
+        let live = json!({
+            "conditions": [
+                condition("Conflict", "True"),
+                condition("Waiting", "True"),
+                condition("Ready", "True"),
+            ],
+        });
 
         let mut same = json!({"conditions": [condition("Ready", "True"), condition("Waiting", "True")]});
         keep_foreign_conditions(&mut same, &live, is_foreign);

@@ -30,8 +30,8 @@ const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 const SETTLE: Duration = Duration::from_millis(250);
 /// Time between two writes.
 const MIN_INTERVAL: Duration = Duration::from_secs(1);
-/// Time for which an agent that starts waits until it has registered and knows the holders. An agent that restarts has the same to
-/// say afterwards as before, and writes nothing.
+/// Time for which an agent that starts waits until it has registered and knows the holders. An agent that restarts has
+/// the same to say afterwards as before, and writes nothing.
 const START_GRACE: Duration = Duration::from_secs(5);
 
 /// A status to be written.
@@ -253,7 +253,7 @@ impl StatusWriter {
     }
 }
 
-/// Adds to a status what depends on the one before it; returns the patch that writes it, none if nothing is to be written.
+/// Adds to a status what depends on the one before it. Returns the patch that writes it; none if nothing changed.
 fn planned_patch(
     written: Option<&WrittenStatus>,
     status: &mut GpuNodeStatus,
@@ -309,8 +309,8 @@ fn status_change(object: &ObservedGpuNode, status: &GpuNodeStatus) -> Option<Val
     })
 }
 
-/// Returns the types of the operator's conditions: those that this version knows, and those that the API server has down as the
-/// operator's, which may be a newer one.
+/// Returns the types of the operator's conditions: those that this version knows, and those that the API server has down
+/// as the operator's, which may be a newer one.
 fn operator_conditions(object: &ObservedGpuNode) -> BTreeSet<String> {
     let known = ConditionType::OF_OPERATOR.map(|of| of.as_str().to_owned());
     let entries = object.metadata.managed_fields.iter().flatten();

@@ -92,7 +92,7 @@ async fn lists_that_fail_back_off_to_half_a_minute() {
     let (requests, state) = watched(Duration::from_mins(10), |_, _| failure(500)).await;
     assert!(matches!(state, GpuNodeState::Unknown));
     let pauses: Vec<Duration> = requests.windows(2).map(|pair| pair[1].0 - pair[0].0).collect();
-    // Six pauses that grow, then 15 to 30 s each.
+    // Five pauses that grow, then 15 to 30 s each.
     assert!((22..=46).contains(&requests.len()), "{pauses:?}");
     let (growing, grown) = pauses.split_at(5);
     assert!(
@@ -109,7 +109,7 @@ async fn lists_that_fail_back_off_to_half_a_minute() {
 
 #[tokio::test(start_paused = true)]
 async fn watches_that_end_at_once_back_off_too() {
-    let answer = |query: &str, _| {
+    let answer = |query: &str, _: usize| {
         if is_watch(query) {
             Some((200, String::new()))
         } else {
@@ -127,7 +127,7 @@ async fn watches_that_end_at_once_back_off_too() {
 
 #[tokio::test(start_paused = true)]
 async fn watch_that_falls_silent_is_noticed_within_90_seconds() {
-    let answer = |query: &str, _| if is_watch(query) { None } else { list(&[gpu_node("5")]) };
+    let answer = |query: &str, _: usize| if is_watch(query) { None } else { list(&[gpu_node("5")]) };
     let (requests, state) = watched(Duration::from_secs(170), answer).await;
     assert_eq!(version_of(&state), Some("5"));
     let is_watch: Vec<bool> = requests.iter().map(|(_, query)| is_watch(query)).collect();
@@ -138,12 +138,12 @@ async fn watch_that_falls_silent_is_noticed_within_90_seconds() {
 
 #[tokio::test(start_paused = true)]
 async fn changes_are_passed_on_and_the_next_watch_goes_on_after_them() {
-    let answer = |query: &str, number| match (is_watch(query), number) {
+    let answer = |query: &str, number: usize| match (is_watch(query), number) {
         (false, _) => list(&[]),
         (true, 1) => Some((200, event("ADDED", &gpu_node("8")))),
         (true, 2) => {
-            let bookmark =
-                json!({"apiVersion": "gpunode.dev/v1alpha1", "kind": "GpuNode", "metadata": {"resourceVersion": "20"}});
+            let mut bookmark = gpu_node("20");
+            bookmark["metadata"] = json!({"resourceVersion": "20"});
             Some((200, event("MODIFIED", &gpu_node("9")) + &event("BOOKMARK", &bookmark)))
         }
         (true, _) => None,
@@ -160,8 +160,16 @@ async fn changes_are_passed_on_and_the_next_watch_goes_on_after_them() {
 
 #[tokio::test(start_paused = true)]
 async fn expired_version_leads_to_a_list() {
-    let expired = json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "code": 410, "reason": "Expired", "message": "too old"});
-    let answer = move |query: &str, number| match (is_watch(query), number) {
+    let expired = json!({
+        "kind": "Status",
+        "apiVersion": "v1",
+        "metadata": {},
+        "status": "Failure",
+        "code": 410,
+        "reason": "Expired",
+        "message": "too old",
+    });
+    let answer = move |query: &str, number: usize| match (is_watch(query), number) {
         (false, 0) => list(&[gpu_node("5")]),
         (false, _) => list(&[]),
         (true, 1) => Some((200, event("ERROR", &expired))),

@@ -218,7 +218,10 @@ fn conditions_are_written_with_those_of_the_operator_and_for_one_version() {
 fn condition_of_a_newer_operator_stays_and_one_of_an_older_agent_goes() {
     let mut live = object(
         "7",
-        json!({"configHash": "one", "conditions": [condition("Ready", 5), condition("Novel", 5), condition("Former", 5)]}),
+        json!({
+            "configHash": "one",
+            "conditions": ["Ready", "Novel", "Former"].map(|name| condition(name, 5)),
+        }),
     );
     let owned = json!({"f:status": {"f:conditions": {"k:{\"type\":\"Novel\"}": {".": {}, "f:type": {}}}}});
     live.metadata.managed_fields = Some(vec![ManagedFieldsEntry {
