@@ -43,8 +43,8 @@ pub struct OperatorArgs {
     #[arg(long, env = "GPU_LABELS", default_value_t = true, action = clap::ArgAction::Set)]
     pub gpu_labels: bool,
 
-    /// Requests per second to the API server, without those for the Lease. 0: no limit, since the API server itself limits
-    /// its clients by priority and fairness.
+    /// Requests per second to the API server, without those for the Lease. 0: no limit, since the API server itself
+    /// limits its clients by priority and fairness.
     #[arg(long, env = "CLIENT_QPS", default_value_t = 0)]
     pub client_qps: u32,
 

@@ -1,7 +1,7 @@
 //! Task that watches this node's GpuNode.
 //!
-//! Not by `kube::runtime::watcher`: it hides bookmarks, so it notices a silent API server only after five minutes, and it
-//! begins again without a pause when watches end at once. Every node has an agent, and an API server that comes back
+//! Not by `kube::runtime::watcher`: it hides bookmarks, so it notices a silent API server only after five minutes, and
+//! it begins again without a pause when watches end at once. Every node has an agent, and an API server that comes back
 //! must not meet all of them in the same second.
 
 use crate::api_server::gpu_node::{GpuNodeState, ObservedGpuNode, api};

@@ -19,8 +19,8 @@ pub fn merge_patch(old: &Value, new: &Value) -> Option<Value> {
     (!patch.is_empty()).then_some(Value::Object(patch))
 }
 
-/// Adds to the conditions of `status` those of others in `live`, since a merge patch replaces the list as a whole. If the
-/// agent's own are the same in both, the list becomes that of `live`, in its order.
+/// Adds to the conditions of `status` those of others in `live`, since a merge patch replaces the list as a whole. If
+/// the agent's own are the same in both, the list becomes that of `live`, in its order.
 pub fn keep_foreign_conditions(status: &mut Value, live: &Value, is_foreign: impl Fn(&str) -> bool) {
     let (foreign, before): (Vec<Value>, Vec<Value>) = conditions(live)
         .cloned()

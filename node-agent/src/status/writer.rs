@@ -136,7 +136,7 @@ struct StartGrace {
 }
 
 impl StartGrace {
-    /// Returns the time until which a report waits; none if it may be written. A node that has no status yet does not wait.
+    /// Returns the time until which a report waits; none if it may be written, as on a node that has no status yet.
     fn end(&mut self, is_settled: bool, gpu_node: &GpuNodeState, now: Instant) -> Option<Instant> {
         let end = *self.end.get_or_insert(now + START_GRACE);
         let has_status = matches!(gpu_node, GpuNodeState::Present(object) if object.status.is_some());
@@ -309,8 +309,8 @@ fn status_change(object: &ObservedGpuNode, status: &GpuNodeStatus) -> Option<Val
     })
 }
 
-/// Returns the types of the operator's conditions: those that this version knows, and those that the API server has down
-/// as the operator's, which may be a newer one.
+/// Returns the types of the operator's conditions: those that this version knows, and those that the API server has
+/// down as the operator's, which may be a newer one.
 fn operator_conditions(object: &ObservedGpuNode) -> BTreeSet<String> {
     let known = ConditionType::OF_OPERATOR.map(|of| of.as_str().to_owned());
     let entries = object.metadata.managed_fields.iter().flatten();

@@ -23,8 +23,8 @@ use tower::{BoxError, ServiceBuilder};
 #[error("cannot send a write: this process no longer leads")]
 pub struct NotLeader;
 
-/// Makes a client whose writes end with the leadership. It never retries by itself, since a retry would not be checked; a
-/// paced client may lie above it.
+/// Makes a client whose writes end with the leadership. It never retries by itself, since a retry would not be checked;
+/// a paced client may lie above it.
 pub fn guarded_client(config: Config, leadership: Leadership) -> kube::Result<Client> {
     let connector = config.rustls_https_connector()?;
     let service = ServiceBuilder::new()

@@ -270,7 +270,13 @@ impl ApiServer {
                 let mut conflicts = conflicts.lock().unwrap();
                 if *conflicts > 0 {
                     *conflicts -= 1;
-                    let failure = json!({"kind": "Status", "status": "Failure", "code": 409, "reason": "Conflict", "message": "x"});
+                    let failure = json!({
+                        "kind": "Status",
+                        "status": "Failure",
+                        "code": 409,
+                        "reason": "Conflict",
+                        "message": "x",
+                    });
                     let mut response = Response::new(Body::from(serde_json::to_vec(&failure).unwrap()));
                     *response.status_mut() = StatusCode::CONFLICT;
                     return Ok(response);
