@@ -1,25 +1,26 @@
 //! Serves `/livez`, `/readyz` and `/metrics`.
 
 use crate::{
+    index::summary::ClusterSummary,
     leader_election::{Leadership, OtherLeader},
     metrics::OperatorMetrics,
-    reconcile::IndexReader,
 };
 use anyhow::{Context, Result, bail};
 use gpunode_process::{StatusCode, TextResponse};
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 use tokio::{net::TcpListener, sync::watch, time::Instant};
 
-/// Age of the last election attempt at which the process counts as stuck. Attempts are at most nine seconds apart.
-const STUCK_AFTER: Duration = Duration::from_secs(30);
-
-/// The task that serves probes and metrics.
+/// The task that serves probes and metrics. No answer waits for a lock that others hold for long.
 #[derive(Clone)]
 pub struct AdminServer {
     pub address: SocketAddr,
-    pub index: IndexReader,
+    pub summary: watch::Receiver<Arc<ClusterSummary>>,
     /// Time of the last election attempt.
     pub heartbeat: watch::Receiver<Instant>,
+    /// Age of the last election attempt at which the process counts as stuck.
+    pub stuck_after: Duration,
+    /// Time of the last renewal of the Lease; `None` while this process does not lead.
+    pub renewed_at: watch::Receiver<Option<Instant>>,
     pub leadership: Leadership,
     /// The leader of another installation, for which this process does not lead.
     pub other_leader: watch::Receiver<Option<OtherLeader>>,
@@ -39,11 +40,11 @@ impl AdminServer {
     fn answer(&self, path: &str) -> TextResponse {
         match path {
             // Does not depend on the API server: a restart does not bring that back.
-            "/livez" if self.heartbeat.borrow().elapsed() >= STUCK_AFTER => {
+            "/livez" if self.heartbeat.borrow().elapsed() >= self.stuck_after => {
                 TextResponse::line(StatusCode::INTERNAL_SERVER_ERROR, "leader election is stuck")
             }
             // A standby is ready too, once it could take over.
-            "/readyz" if !self.index.has_synced() => {
+            "/readyz" if !self.summary.borrow().has_synced => {
                 TextResponse::line(StatusCode::SERVICE_UNAVAILABLE, "caches are not synced yet")
             }
             "/readyz" => match self.other_leader.borrow().as_ref() {
@@ -59,22 +60,15 @@ impl AdminServer {
     /// Numbers of nodes and conditions come from the leader alone.
     fn metrics_answer(&self) -> TextResponse {
         let is_leader = self.leadership.is_current();
-        let (nodes, conditions) = if is_leader {
-            (self.index.node_numbers(), self.index.conditions())
-        } else {
-            (Vec::new(), Vec::new())
-        };
-        let (outdated, removal) = if is_leader {
-            (self.index.outdated_discovery(), self.index.removal_nodes())
-        } else {
-            (0, 0)
-        };
-        self.metrics.set_leader(is_leader);
-        self.metrics.set_unreadable_policies(self.index.unreadable_policies());
-        self.metrics.set_nodes(nodes);
-        self.metrics.set_conditions(conditions);
-        self.metrics.set_outdated_discovery(outdated);
-        self.metrics.set_removal_nodes(removal);
+        let summary = self.summary.borrow().clone();
+        let of_leader = if is_leader { summary.clone() } else { Arc::default() };
+        let lease_age = self.renewed_at.borrow().map(|renewed| renewed.elapsed());
+        self.metrics.election.set(is_leader, lease_age);
+        self.metrics.set_unreadable_policies(summary.unreadable_policies);
+        self.metrics.set_nodes(of_leader.node_numbers());
+        self.metrics.set_conditions(of_leader.conditions.iter().cloned());
+        self.metrics.set_outdated_discovery(of_leader.outdated_discovery);
+        self.metrics.set_removal_nodes(of_leader.removal_nodes);
         TextResponse::metrics(self.metrics.render())
     }
 }
@@ -87,47 +81,96 @@ fn beside(leader: &OtherLeader) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        index::{ClusterIndex, cache::WatchUpdate, effects::Effects, message::IndexMessage},
-        reconcile::IndexOwner,
-    };
-    use gpunode_plan::{AgentImages, AgentPodSettings, HostPaths};
-    use jiff::Timestamp;
+    use gpunode_crds::NodeCounts;
+
+    /// A server, and what it reads.
+    struct Scene {
+        server: AdminServer,
+        summaries: watch::Sender<Arc<ClusterSummary>>,
+        leaders: watch::Sender<Option<OtherLeader>>,
+        renewals: watch::Sender<Option<Instant>>,
+    }
+
+    impl Scene {
+        fn new(leadership: Leadership) -> Self {
+            let (summaries, summary) = watch::channel(Arc::default());
+            let (leaders, other_leader) = watch::channel(None);
+            let (renewals, renewed_at) = watch::channel(None);
+            let server = AdminServer {
+                address: ([127, 0, 0, 1], 0).into(),
+                summary,
+                heartbeat: watch::channel(Instant::now()).1,
+                stuck_after: Duration::from_secs(30),
+                renewed_at,
+                leadership,
+                other_leader,
+                metrics: Arc::new(OperatorMetrics::new()),
+            };
+            Self {
+                server,
+                summaries,
+                leaders,
+                renewals,
+            }
+        }
+
+        fn publish(&self, summary: ClusterSummary) {
+            self.summaries.send_replace(Arc::new(summary));
+        }
+    }
 
     #[test]
     fn second_installation_is_not_ready_and_says_who_leads() {
-        let pods = AgentPodSettings {
-            namespace: "ns".to_owned(),
-            image: "image".to_owned(),
-            allowed: AgentImages::of_agent("image"),
-            paths: HostPaths::default(),
-        };
-        let (mut owned_index, index) = IndexOwner::new(ClusterIndex::new(pods, true));
-        let leader = OtherLeader::sample("elsewhere", "pod", "1.2.3");
-        let (leaders, other_leader) = watch::channel(Some(leader));
-        let server = AdminServer {
-            address: ([127, 0, 0, 1], 0).into(),
-            index,
-            heartbeat: watch::channel(Instant::now()).1,
-            leadership: Leadership::until(Instant::now()),
-            other_leader,
-            metrics: Arc::new(OperatorMetrics::new()),
-        };
+        let scene = Scene::new(Leadership::until(Instant::now()));
+        scene
+            .leaders
+            .send_replace(Some(OtherLeader::sample("elsewhere", "pod", "1.2.3")));
         let unready = |text| TextResponse::line(StatusCode::SERVICE_UNAVAILABLE, text);
-        assert_eq!(server.answer("/readyz"), unready("caches are not synced yet"));
-        for message in [
-            IndexMessage::Policies(WatchUpdate::Listed(vec![])),
-            IndexMessage::Nodes(WatchUpdate::Listed(vec![])),
-            IndexMessage::GpuNodes(WatchUpdate::Listed(vec![])),
-            IndexMessage::DaemonSets(WatchUpdate::Listed(vec![])),
-        ] {
-            let now = Timestamp::now();
-            owned_index.lock().apply(message, now, &mut Effects::default());
-        }
+        assert_eq!(scene.server.answer("/readyz"), unready("caches are not synced yet"));
+        scene.publish(ClusterSummary {
+            has_synced: true,
+            ..ClusterSummary::default()
+        });
         let text =
             "pod in namespace elsewhere (version 1.2.3) leads another installation of gpunode; uninstall one of them";
-        assert_eq!(server.answer("/readyz"), unready(text));
-        leaders.send_replace(None);
-        assert_eq!(server.answer("/readyz"), TextResponse::line(StatusCode::OK, "ok"));
+        assert_eq!(scene.server.answer("/readyz"), unready(text));
+        scene.leaders.send_replace(None);
+        assert_eq!(scene.server.answer("/readyz"), TextResponse::line(StatusCode::OK, "ok"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn process_without_an_election_attempt_is_stuck() {
+        let scene = Scene::new(Leadership::until(Instant::now()));
+        let ok = TextResponse::line(StatusCode::OK, "ok");
+        assert_eq!(scene.server.answer("/livez"), ok);
+        tokio::time::advance(Duration::from_secs(30)).await;
+        let stuck = TextResponse::line(StatusCode::INTERNAL_SERVER_ERROR, "leader election is stuck");
+        assert_eq!(scene.server.answer("/livez"), stuck);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn numbers_of_nodes_come_from_the_leader_alone() {
+        let scene = Scene::new(Leadership::until(Instant::now() + Duration::from_secs(10)));
+        scene.renewals.send_replace(Some(Instant::now()));
+        let counts = NodeCounts {
+            matched: 4,
+            ..NodeCounts::default()
+        };
+        scene.publish(ClusterSummary {
+            node_counts: vec![("p".to_owned(), counts)],
+            unreadable_policies: 1,
+            removal_nodes: 7,
+            ..ClusterSummary::default()
+        });
+        let matched = r#"gpunode_operator_policy_nodes{policy="p",state="matched"} 4"#;
+        for (seconds, is_leader) in [(2, true), (10, false)] {
+            tokio::time::advance(Duration::from_secs(seconds)).await;
+            scene.server.metrics_answer();
+            let text = scene.server.metrics.render();
+            let has = |line: &str| text.lines().any(|other| other == line);
+            assert_eq!(has(matched), is_leader, "{text}");
+            assert_eq!(has("gpunode_operator_removal_waiting_nodes 7"), is_leader, "{text}");
+            assert!(has("gpunode_operator_unreadable_policies 1"), "{text}");
+        }
     }
 }

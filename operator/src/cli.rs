@@ -2,7 +2,8 @@
 
 use clap::Parser;
 use gpunode_config::{DriverRootList, HostPath, HostPathError};
-use std::net::SocketAddr;
+use jiff::SignedDuration;
+use std::{net::SocketAddr, time::Duration};
 
 /// Labels, taints and configures GPU nodes as `GpuNodePolicy` objects say.
 #[derive(Debug, Parser)]
@@ -52,9 +53,36 @@ pub struct OperatorArgs {
     #[arg(long, env = "CLIENT_BURST", default_value_t = 0)]
     pub client_burst: u32,
 
+    /// Time without a renewal of the Lease after which another replica leads, in whole seconds, at most 300s.
+    #[arg(long, env = "LEASE_DURATION", default_value = "15s", value_parser = duration)]
+    pub lease_duration: Duration,
+
+    /// Time after a renewal of the Lease in which the leader may begin a write; shorter than --lease-duration. The leader renews in
+    /// half of this time.
+    #[arg(long, env = "RENEW_DEADLINE", default_value = "10s", value_parser = duration)]
+    pub renew_deadline: Duration,
+
+    /// Time between a standby's reads of the Lease, and until a failed request for it is sent again; shorter than
+    /// --renew-deadline / 1.2.
+    #[arg(long, env = "RETRY_PERIOD", default_value = "2s", value_parser = duration)]
+    pub retry_period: Duration,
+
     /// Address of /livez, /readyz and /metrics.
     #[arg(long, default_value = "0.0.0.0:8080")]
     pub admin_address: SocketAddr,
+}
+
+/// Text of a flag that is no duration.
+#[derive(Debug, thiserror::Error)]
+#[error("{0:?} is no duration; write a number with its unit, such as 15s or 500ms")]
+struct FlagDurationError(String);
+
+/// Reads a duration with its unit.
+fn duration(text: &str) -> Result<Duration, FlagDurationError> {
+    let duration = text.trim().parse::<SignedDuration>().ok();
+    duration
+        .and_then(|duration| Duration::try_from(duration).ok())
+        .ok_or_else(|| FlagDurationError(text.to_owned()))
 }
 
 /// Reads a path; empty text, as of a variable that a chart leaves empty, is the default.
@@ -89,6 +117,26 @@ mod tests {
         let args = parse(&["--client-qps=50", "--client-burst=100"]).unwrap();
         assert_eq!((args.client_qps, args.client_burst), (50, 100));
         assert!(parse(&["--client-qps=-1"]).is_err());
+    }
+
+    #[test]
+    fn durations_of_the_lease_have_a_unit() {
+        let seconds = Duration::from_secs;
+        let args = parse(&[]).unwrap();
+        assert_eq!(
+            [args.lease_duration, args.renew_deadline, args.retry_period],
+            [seconds(15), seconds(10), seconds(2)]
+        );
+        let args = parse(&["--lease-duration=1m", "--renew-deadline=40s", "--retry-period=1500ms"]).unwrap();
+        assert_eq!(
+            [args.lease_duration, args.renew_deadline, args.retry_period],
+            [seconds(60), seconds(40), Duration::from_millis(1500)]
+        );
+        for flag in ["--lease-duration=15", "--renew-deadline=", "--retry-period=-2s"] {
+            let error = parse(&[flag]).unwrap_err();
+            let (name, _) = flag.split_once('=').unwrap();
+            assert!(error.contains(name) && error.contains("such as 15s"), "{error}");
+        }
     }
 
     #[test]

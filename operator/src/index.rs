@@ -16,6 +16,7 @@
 //! | `evictions` | pods to evict, by node |
 //! | `drains` | nodes from which taints evict pods |
 //! | `effects` | consequences of a change: keys to queue, events to send, pods to evict |
+//! | `summary` | numbers for probes, metrics and the election |
 //! | `work` | keys of the work queue, and the write that each needs |
 
 pub mod cache;
@@ -27,6 +28,7 @@ pub mod evictions;
 pub mod message;
 mod objects;
 mod outcomes;
+pub mod summary;
 pub mod watched_policy;
 pub mod work;
 
@@ -42,9 +44,11 @@ use crate::{
         message::{FinishedWrite, IndexMessage, WriteResult, WrittenObject},
         objects::{Objects, PolicyChanges},
         outcomes::{OutcomeChange, OutcomeIndex, PolicyNodeStatuses},
+        summary::ClusterSummary,
         watched_policy::{UnreadablePolicy, deletions},
         work::{DaemonSetWrite, NodeWrite, PlannedWrite, PolicyStatusWrite, UnreadableStatusWrite, WorkKey},
     },
+    metrics::MAX_POLICIES,
 };
 use gpunode_crds::{ConditionType, GpuNode, GpuNodePolicy, NodeCounts, Reason};
 use gpunode_plan::{
@@ -615,6 +619,21 @@ impl ClusterIndex {
         // A process that has just started could not tell before.
         for policy in self.objects.removals.policies() {
             self.tell_missing(&policy, now, effects);
+        }
+    }
+
+    /// Returns the index in numbers, for those who must not wait for it.
+    pub fn summary(&self) -> ClusterSummary {
+        let mut node_counts = self.node_counts();
+        node_counts.truncate(MAX_POLICIES);
+        ClusterSummary {
+            has_synced: self.has_synced(),
+            is_first_install: self.is_first_install(),
+            node_counts,
+            conditions: self.conditions(MAX_POLICIES),
+            unreadable_policies: self.unreadable_policies(),
+            removal_nodes: self.removal_nodes(),
+            outdated_discovery: self.outdated_discovery(),
         }
     }
 

@@ -7,15 +7,16 @@
 //! | module | what it does |
 //! |---|---|
 //! | `cli` | command line arguments |
-//! | `run` | makes the tasks and joins them |
+//! | `run` | makes the threads and tasks and joins them |
+//! | `threads` | threads with a runtime of their own |
 //! | `watch` | task: watches the cluster and sends updates to the index |
 //! | `index` | what exists, what is planned, and what a change leads to; no IO |
 //! | `reconcile` | task: changes the index, computes writes while this process leads |
 //! | `write` | task: carries out writes and sends results to the index |
 //! | `pods` | tasks: evict holders of unhealthy devices, delete rejected pods |
 //! | `events` | task: sends events |
-//! | `leader_election` | task: holds the Lease, so that one replica writes at a time |
-//! | `admin` | task: serves `/livez`, `/readyz` and `/metrics` |
+//! | `leader_election` | task of the thread `lead`: holds the Lease, so that one replica writes at a time |
+//! | `admin` | task of the thread `lead`: serves `/livez`, `/readyz` and `/metrics` |
 //! | `metrics` | Prometheus metrics |
 //! | `work_queue` | queue of keys with due times and growing pauses |
 //! | `lenient` | parses objects of which a part is malformed |
@@ -30,6 +31,7 @@ mod metrics;
 mod pods;
 mod reconcile;
 mod run;
+mod threads;
 mod watch;
 mod work_queue;
 mod write;
@@ -43,7 +45,7 @@ use tokio::runtime::Builder;
 fn main() -> ExitCode {
     let args = OperatorArgs::parse();
     start_log();
-    // Two threads, so that planning on one does not delay the renewal of the Lease on the other.
+    // Two threads, so that planning on one does not delay the watches on the other. The Lease has a thread of its own.
     let mut threads = Builder::new_multi_thread();
     threads.worker_threads(2);
     exit_code("operator", gpunode_process::run(threads, run::run(args)))

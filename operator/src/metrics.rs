@@ -1,4 +1,12 @@
 //! Prometheus metrics. Label values are variants of enums, and a bounded number of policy names.
+//!
+//! | module | what it does |
+//! |---|---|
+//! | `election` | leadership and the age of the Lease |
+
+mod election;
+
+pub use election::ElectionMetrics;
 
 use gpunode_crds::ConditionType;
 use prometheus_client::{
@@ -29,7 +37,7 @@ pub struct OperatorMetrics {
     reconciles: Family<KindLabel, Counter>,
     writes: Family<KindLabel, Counter>,
     errors: Family<KindLabel, Counter>,
-    leader: Gauge,
+    pub election: ElectionMetrics,
     unreadable_policies: Gauge,
     outdated_discovery: Gauge,
     removal_nodes: Gauge,
@@ -65,7 +73,7 @@ impl OperatorMetrics {
             reconciles: Family::default(),
             writes: Family::default(),
             errors: Family::default(),
-            leader: Gauge::default(),
+            election: ElectionMetrics::new(&mut registry),
             unreadable_policies: Gauge::default(),
             outdated_discovery: Gauge::default(),
             removal_nodes: Gauge::default(),
@@ -85,11 +93,6 @@ impl OperatorMetrics {
         );
         registry.register("writes", "Writes that the API server accepted", metrics.writes.clone());
         registry.register("errors", "Reconciles that failed", metrics.errors.clone());
-        registry.register(
-            "is_leader",
-            "1 if this replica is the leader, otherwise 0",
-            metrics.leader.clone(),
-        );
         registry.register(
             "unreadable_policies",
             "Policies that this version cannot read",
@@ -132,11 +135,6 @@ impl OperatorMetrics {
     /// Counts a failed reconcile.
     pub fn failed(&self, kind: WorkKind) {
         self.errors.get_or_create(&KindLabel { kind }).inc();
-    }
-
-    /// Sets `is_leader`.
-    pub fn set_leader(&self, is_leader: bool) {
-        self.leader.set(is_leader.into());
     }
 
     /// Sets `unreadable_policies`.

@@ -1,15 +1,22 @@
-//! Makes the tasks and joins them. Every task runs for as long as the process; when one ends, the process ends with an error and
-//! the kubelet starts it again.
+//! Makes the threads and tasks and joins them. Every task runs for as long as the process; when one ends, the process ends with an
+//! error and the kubelet starts it again.
+//!
+//! | module | what it does |
+//! |---|---|
+//! | `lead` | thread: holds the Lease, serves probes and metrics |
+
+mod lead;
 
 use crate::{
-    admin::AdminServer,
     cli::OperatorArgs,
     events::{EventRecorder, event_channel},
-    index::ClusterIndex,
-    leader_election::{CacheState, CacheView, LeaderElector, guarded_client},
+    index::{ClusterIndex, summary::ClusterSummary},
+    leader_election::{CacheState, CacheView, LeadershipOwner, LeaseDurations, guarded_client},
     metrics::OperatorMetrics,
     pods::{DrainWatcher, PodContext, PodEvictor, RejectedPodDeleter},
-    reconcile::{IndexOwner, IndexReader, Reconciler, ReconcilerOutputs},
+    reconcile::{IndexOwner, Reconciler, ReconcilerOutputs},
+    run::lead::{LEAD_ENDS_WITHIN, LeadThread, WRITES_END_WITHIN},
+    threads::RuntimeThread,
     watch::{ClusterWatch, WatchHealth},
     work_queue::WorkQueue,
     write::{ClusterWriter, MAX_CONCURRENT_WRITES, WriteResults, WriteWorker},
@@ -22,9 +29,9 @@ use kube::{Client, Config};
 use std::{sync::Arc, time::Duration};
 use tokio::{
     signal::unix::{SignalKind, signal},
-    sync::{mpsc, watch},
+    sync::{mpsc, oneshot, watch},
     task::JoinSet,
-    time::Instant,
+    time::{Instant, timeout},
 };
 
 /// Longest silence of the API server before a connection is given up. Longer than any watch lasts.
@@ -34,11 +41,13 @@ const INDEX_MESSAGES: usize = 64;
 
 /// Runs the operator until a signal stops it, it loses the Lease, or a task ends.
 pub async fn run(args: OperatorArgs) -> Result<()> {
+    let durations = LeaseDurations::new(args.lease_duration, args.renew_deadline, args.retry_period);
+    let durations = durations.context("read the durations of the Lease")?;
     let config = client_config().await?;
-    // A renewal has a few seconds and must not wait for its turn, so the Lease has the client without limits.
-    let lease_client = Client::try_from(config.clone()).context("make a client for the API server")?;
+    // A renewal has a few seconds and must not wait for its turn, so the thread of the Lease has a client without limits.
     let throttle = RequestThrottle::new(args.client_qps, args.client_burst);
-    let client = paced_client(lease_client.clone(), &throttle);
+    let client = Client::try_from(config.clone()).context("make a client for the API server")?;
+    let client = paced_client(client, &throttle);
     let allowed = AgentImages::of_operator(&args.agent_image, &args.agent_images).context("read AGENT_IMAGES")?;
     let agent_pods = AgentPodSettings {
         namespace: args.namespace.clone(),
@@ -52,10 +61,10 @@ pub async fn run(args: OperatorArgs) -> Result<()> {
     };
     let (owned_index, index) = IndexOwner::new(ClusterIndex::new(agent_pods, args.gpu_labels));
     let watch_health = WatchHealth::default();
-    let caches = cache_view(index.clone(), watch_health.clone());
-    let (mut elector, leadership) = LeaderElector::new(lease_client, &args.namespace, &args.pod_name, caches);
+    let leadership_owner = LeadershipOwner::default();
+    let leadership = leadership_owner.follow();
     // Each try passes the guard anew, after its wait.
-    let guarded_client = guarded_client(config, leadership.clone()).context("make a client for writes")?;
+    let guarded_client = guarded_client(config.clone(), leadership.clone()).context("make a client for writes")?;
     let guarded_client = paced_client(guarded_client, &throttle);
     let metrics = Arc::new(OperatorMetrics::new());
     let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
@@ -67,19 +76,11 @@ pub async fn run(args: OperatorArgs) -> Result<()> {
     let (deletes_rejected_pods, is_deletion_wanted) = watch::channel(false);
     let (evictions, drains) = (Arc::new(WorkQueue::new()), Arc::new(WorkQueue::new()));
 
-    let admin = AdminServer {
-        address: args.admin_address,
-        index: index.clone(),
-        heartbeat: elector.heartbeat(),
-        other_leader: elector.other_leader(),
-        leadership: leadership.clone(),
-        metrics: metrics.clone(),
-    };
     let watch = ClusterWatch {
         client: client.clone(),
         namespace: args.namespace.clone(),
         messages: message_sender.clone(),
-        health: watch_health,
+        health: watch_health.clone(),
     };
     let outputs = ReconcilerOutputs {
         writes: write_sender,
@@ -89,6 +90,19 @@ pub async fn run(args: OperatorArgs) -> Result<()> {
         deletes_rejected_pods,
     };
     let reconciler = Reconciler::new(owned_index, outputs, metrics.clone());
+    let (writes_ended_sender, writes_ended) = oneshot::channel();
+    let lead = LeadThread {
+        config,
+        namespace: args.namespace.clone(),
+        identity: args.pod_name.clone(),
+        durations,
+        caches: cache_view(reconciler.summary(), watch_health),
+        leadership: leadership_owner.clone(),
+        writes_ended,
+        admin_address: args.admin_address,
+        summary: reconciler.summary(),
+        metrics: metrics.clone(),
+    };
     let results = WriteResults {
         metrics: metrics.clone(),
         messages: message_sender.clone(),
@@ -132,8 +146,8 @@ pub async fn run(args: OperatorArgs) -> Result<()> {
         events,
     };
 
+    let mut lead = RuntimeThread::start("lead", move || lead.run())?;
     let mut tasks = JoinSet::new();
-    tasks.spawn(admin.run());
     tasks.spawn(endless("watch the cluster", watch.run()));
     tasks.spawn(endless("reconcile", reconciler.run(messages, leadership)));
     tasks.spawn(endless("write to the API server", write_worker.run()));
@@ -144,22 +158,30 @@ pub async fn run(args: OperatorArgs) -> Result<()> {
     let result = tokio::select! {
         _ = terminate.recv() => Ok(()),
         _ = interrupt.recv() => Ok(()),
-        error = elector.run() => Err(error.into()),
+        // The thread says why.
+        () = leadership_owner.ended() => Ok(()),
+        ended = lead.ended() => ended,
         Some(ended) = tasks.join_next() => ended.context("run a task").flatten(),
     };
     tracing::info!("stopping");
-    // Every write ends here. The next leader finds what is half done by comparison.
-    tasks.shutdown().await;
-    elector.release().await;
-    result
+    // No write begins from here on, whatever the tasks still do.
+    leadership_owner.end();
+    if timeout(WRITES_END_WITHIN, tasks.shutdown()).await.is_err() {
+        tracing::warn!("tasks are still running; releasing the Lease without waiting for them");
+    }
+    // Fails if the thread has ended, and holds no Lease.
+    let _ = writes_ended_sender.send(());
+    let ended = timeout(LEAD_ENDS_WITHIN, lead.ended()).await;
+    result.and(ended.context("wait for the release of the Lease").flatten())
 }
 
 /// The state of the caches, on which the election depends.
-fn cache_view(index: IndexReader, watch_health: WatchHealth) -> CacheView {
+fn cache_view(summary: watch::Receiver<Arc<ClusterSummary>>, watch_health: WatchHealth) -> CacheView {
     Box::new(move || {
-        if index.has_synced() && !watch_health.is_failing(Instant::now()) {
+        let summary = summary.borrow().clone();
+        if summary.has_synced && !watch_health.is_failing(Instant::now()) {
             CacheState::Warm {
-                is_first_install: index.is_first_install(),
+                is_first_install: summary.is_first_install,
             }
         } else {
             CacheState::Cold

@@ -1,10 +1,15 @@
 //! Takes, renews and releases the Lease.
 
-use crate::leader_election::{
-    cache_state::{CacheState, CacheView},
-    installations::{Installations, OtherLeader, VERSION_ANNOTATION},
-    leadership::{LEASE_DURATION, Leadership},
-    lease_record::{LeaseRecord, ObservedLease},
+use crate::{
+    leader_election::{
+        cache_state::{CacheState, CacheView},
+        installations::{Installations, OtherLeader, VERSION_ANNOTATION},
+        leadership::LeadershipOwner,
+        lease_durations::LeaseDurations,
+        lease_record::{LeaseRecord, ObservedLease},
+        lease_watch::watch_lease,
+    },
+    metrics::ElectionMetrics,
 };
 use gpunode_process::OnChange;
 use k8s_openapi::{
@@ -19,19 +24,21 @@ use kube::{
 use std::time::Duration;
 use tokio::{
     sync::watch,
-    time::{Instant, sleep, timeout},
+    task::JoinSet,
+    time::{Instant, error::Elapsed, sleep, sleep_until, timeout},
 };
 
 /// Name of the Lease.
 const NAME: &str = "gpunode-operator";
-/// Time between renewals: two may fail in a row.
-const RENEW_EVERY: Duration = Duration::from_secs(5);
-/// Time between reads of a Lease that another holds, and before the retry of a failed request. Client-go's default.
-const RETRY_EVERY: Duration = Duration::from_secs(2);
-/// Time between looks at the caches, for which no request is needed.
-const CACHES_EVERY: Duration = Duration::from_millis(200);
-/// Timeout of one request, so that none uses up the leadership.
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(4);
+/// Time between looks at the caches, for which neither a request nor a lock is needed: a restarted leader writes right after its
+/// first lists.
+const CACHES_EVERY: Duration = Duration::from_millis(25);
+/// Shortest time between attempts of a standby whose Lease changes.
+const WAKE_EVERY: Duration = Duration::from_millis(100);
+/// The longest that an attempt under way goes on after the leadership has ended. Its answer says what there is to release.
+const LAST_ATTEMPT_TIMEOUT: Duration = Duration::from_secs(1);
+/// Timeout of the requests that release the Lease.
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Reason for which this process no longer leads.
 #[derive(Debug, thiserror::Error)]
@@ -40,8 +47,8 @@ pub enum LeaseError {
     #[error("renew lease {NAME}: {0} took it")]
     Taken(String),
     /// No renewal succeeded in time.
-    #[error("renew lease {NAME}: no renewal within {}s; check the connection to the API server", LEASE_DURATION.as_secs())]
-    Expired,
+    #[error("renew lease {NAME}: no renewal within {0:?}; check the connection to the API server")]
+    Expired(Duration),
     /// The operator of another installation leads too.
     #[error("give up lease {NAME}: {0}; two installations must not write to one cluster, so uninstall one of them")]
     OtherInstallation(OtherLeader),
@@ -50,14 +57,33 @@ pub enum LeaseError {
     CachesCold,
 }
 
+/// Inputs of an election.
+pub struct ElectionSettings {
+    /// Namespace of the Lease.
+    pub namespace: String,
+    /// Name of this pod.
+    pub identity: String,
+    pub durations: LeaseDurations,
+    pub caches: CacheView,
+    pub leadership: LeadershipOwner,
+    pub metrics: ElectionMetrics,
+}
+
 /// Takes the Lease when it is free and renews it, as client-go's `LeaderElector` does.
 pub struct LeaderElector {
     leases: Api<Lease>,
     namespace: String,
     identity: String,
-    /// End of the leadership.
-    until: watch::Sender<Option<Instant>>,
+    durations: LeaseDurations,
+    leadership: LeadershipOwner,
+    /// Time before the request of the last renewal; `None` while this process does not lead.
+    renewed_at: watch::Sender<Option<Instant>>,
+    /// True from before a request that could take the Lease until another holder is seen, or it is given back.
+    may_hold: bool,
+    /// Time at which the next attempt is due.
+    due: Instant,
     heartbeat: watch::Sender<Instant>,
+    metrics: ElectionMetrics,
     /// Another holder, as last observed.
     observed: Option<ObservedLease>,
     /// Time since which there is no Lease.
@@ -76,7 +102,7 @@ pub struct LeaderElector {
 /// Result of an attempt to take or renew the Lease.
 #[derive(Debug, PartialEq)]
 enum LeaseAttempt {
-    /// This process holds the Lease until then.
+    /// This process holds the Lease by a request that was sent after this time.
     Held(Instant),
     /// Another process holds it.
     HeldBy(String),
@@ -89,11 +115,18 @@ enum LeaseAttempt {
 }
 
 impl LeaderElector {
-    /// Makes an elector of this identity, and the view of its leadership.
-    pub fn new(client: Client, namespace: &str, identity: &str, caches: CacheView) -> (Self, Leadership) {
-        let (until, leadership) = watch::channel(None);
-        let elector = Self {
-            leases: Api::namespaced(client.clone(), namespace),
+    /// A standby. The client belongs to the runtime that runs the election: another one would delay its requests.
+    pub fn new(client: Client, settings: ElectionSettings) -> Self {
+        let ElectionSettings {
+            namespace,
+            identity,
+            durations,
+            caches,
+            leadership,
+            metrics,
+        } = settings;
+        Self {
+            leases: Api::namespaced(client.clone(), &namespace),
             all_leases: Api::all(client),
             installations: Installations::default(),
             other_leader: watch::channel(None).0,
@@ -101,14 +134,18 @@ impl LeaderElector {
             missing_since: None,
             list_errors: OnChange::default(),
             reasons: OnChange::default(),
-            namespace: namespace.to_owned(),
-            identity: identity.to_owned(),
-            until,
+            namespace,
+            identity,
+            durations,
+            leadership,
+            renewed_at: watch::channel(None).0,
+            may_hold: false,
+            due: Instant::now(),
             heartbeat: watch::channel(Instant::now()).0,
+            metrics,
             observed: None,
             errors: OnChange::default(),
-        };
-        (elector, Leadership::new(leadership))
+        }
     }
 
     /// Returns the time of the last attempt; there is one every few seconds while this process works.
@@ -116,83 +153,177 @@ impl LeaderElector {
         self.heartbeat.subscribe()
     }
 
+    /// Follows the time of the last renewal; `None` while this process does not lead.
+    pub fn renewed_at(&self) -> watch::Receiver<Option<Instant>> {
+        self.renewed_at.subscribe()
+    }
+
     /// Follows the leader of another installation, for which this process does not lead.
     pub fn other_leader(&self) -> watch::Receiver<Option<OtherLeader>> {
         self.other_leader.subscribe()
     }
 
-    /// Takes the Lease when it is free and keeps it. Returns only when it is lost, and the process must end then: all state
-    /// that a leader gathered goes with it, and the kubelet starts a fresh process.
-    pub async fn run(&mut self) -> LeaseError {
+    /// Takes the Lease when it is free and keeps it. Returns when the leadership is ended from outside, or with an error when the
+    /// Lease is lost. The process must end then: all state that a leader gathered goes with it, and the kubelet starts a fresh
+    /// process.
+    pub async fn run(&mut self) -> Result<(), LeaseError> {
+        let (sightings, mut sighted) = watch::channel(None);
+        let mut watches = JoinSet::new();
+        watches.spawn(watch_lease(
+            self.leases.clone(),
+            NAME,
+            self.durations.retry_period(),
+            sightings,
+        ));
+        self.due = Instant::now();
         loop {
-            self.heartbeat.send_replace(Instant::now());
-            let attempt = timeout(REQUEST_TIMEOUT, self.attempt()).await;
-            let error = match &attempt {
-                Ok(Ok(_)) => None,
-                Ok(Err(error)) => Some(error.to_string()),
-                Err(_) => Some(format!("no answer within {}s", REQUEST_TIMEOUT.as_secs())),
+            let start = Instant::now();
+            self.heartbeat.send_replace(start);
+            let leadership = self.leadership.clone();
+            let last_moment = async {
+                leadership.ended().await;
+                sleep(LAST_ATTEMPT_TIMEOUT).await;
             };
-            if let Some(error) = self.errors.set(error) {
-                tracing::warn!(error, "cannot get lease {NAME}; retrying");
-            }
-            if let Ok(Ok(attempt)) = &attempt {
-                self.tell(attempt);
-            }
-            let pause = match attempt {
-                Ok(Ok(LeaseAttempt::Held(until))) => {
-                    if self.until.send_replace(Some(until)).is_none() {
-                        tracing::info!(identity = self.identity, "leading");
-                    }
-                    RENEW_EVERY
-                }
-                Ok(Ok(LeaseAttempt::HeldBy(holder))) => {
-                    if self.until.send_replace(None).is_some() {
-                        return LeaseError::Taken(holder);
-                    }
-                    RETRY_EVERY
-                }
-                // The Lease is released after all writes have ended.
-                Ok(Ok(LeaseAttempt::LedElsewhere(leader))) if self.is_leading() => {
-                    return LeaseError::OtherInstallation(leader);
-                }
-                Ok(Ok(LeaseAttempt::CachesCold)) => CACHES_EVERY,
-                Ok(Ok(LeaseAttempt::LedElsewhere(_) | LeaseAttempt::Deleted) | Err(_)) | Err(_) => RETRY_EVERY,
+            let limit = self.durations.request_timeout();
+            let attempt = tokio::select! {
+                attempt = timeout(limit, self.attempt()) => attempt,
+                () = last_moment => return Ok(()),
             };
-            if self.is_leading() && (self.caches)() == CacheState::Cold {
-                return LeaseError::CachesCold;
+            let pause = self.conclude(attempt)?;
+            // A slow attempt is followed at once, and the next one is not late for that.
+            self.due = Instant::now().max(start + pause);
+            if self.is_leading() {
+                watches.abort_all();
             }
-            if self.until.borrow().is_some_and(|until| Instant::now() >= until) {
-                self.until.send_replace(None);
-                return LeaseError::Expired;
+            if !self.wait(start, &mut sighted).await {
+                return Ok(());
             }
-            sleep(pause).await;
         }
     }
 
-    /// Releases the Lease if this process holds it, so that another replica need not wait. All writes must have ended.
+    /// Draws the consequences of an attempt. Returns the time from its start to the next one.
+    fn conclude(&mut self, attempt: Result<kube::Result<LeaseAttempt>, Elapsed>) -> Result<Duration, LeaseError> {
+        let error = match &attempt {
+            Ok(Ok(_)) => None,
+            Ok(Err(error)) => Some(error.to_string()),
+            Err(_) => Some(format!("no answer within {:?}", self.durations.request_timeout())),
+        };
+        if let Some(error) = self.errors.set(error) {
+            tracing::warn!(error, "cannot get lease {NAME}; retrying");
+        }
+        if let Ok(Ok(attempt)) = &attempt {
+            self.tell(attempt);
+        }
+        let next = match attempt {
+            Ok(Ok(LeaseAttempt::Held(renewed))) => {
+                if !self.is_leading() {
+                    tracing::info!(identity = self.identity, "leading");
+                }
+                self.hold(renewed);
+                self.durations.renew_every()
+            }
+            Ok(Ok(LeaseAttempt::HeldBy(holder))) => {
+                self.may_hold = false;
+                if self.is_leading() {
+                    return Err(LeaseError::Taken(holder));
+                }
+                self.durations.retry_period()
+            }
+            // The Lease is released after all writes have ended.
+            Ok(Ok(LeaseAttempt::LedElsewhere(leader))) if self.is_leading() => {
+                return Err(LeaseError::OtherInstallation(leader));
+            }
+            Ok(Ok(LeaseAttempt::CachesCold)) => CACHES_EVERY,
+            Ok(Ok(LeaseAttempt::LedElsewhere(_) | LeaseAttempt::Deleted) | Err(_)) | Err(_) => {
+                self.durations.retry_period()
+            }
+        };
+        if self.is_leading() && (self.caches)() == CacheState::Cold {
+            return Err(LeaseError::CachesCold);
+        }
+        let lease = self.durations.lease();
+        if self
+            .renewed_at
+            .borrow()
+            .is_some_and(|renewed| Instant::now() >= renewed + lease)
+        {
+            self.may_hold = false;
+            return Err(LeaseError::Expired(lease));
+        }
+        Ok(next)
+    }
+
+    /// Waits until the next attempt is due; a standby also until it sees that the Lease is free, and until that of another holder
+    /// ends. `start` is the start of the last attempt. Returns false when the leadership was ended.
+    async fn wait(&mut self, start: Instant, sighted: &mut watch::Receiver<Option<Lease>>) -> bool {
+        loop {
+            if !self.is_leading() {
+                let observed = self.observed.as_ref().map(|observed| observed.expires);
+                let missing = self.missing_since.map(|since| since + self.durations.lease());
+                let ends = observed.into_iter().chain(missing).filter(|ends| *ends > start);
+                self.due = ends.fold(self.due, Instant::min);
+            }
+            tokio::select! {
+                biased;
+                () = self.leadership.ended() => return false,
+                () = sleep_until(self.due) => return true,
+                Ok(()) = sighted.changed(), if !self.is_leading() => {
+                    let lease = sighted.borrow_and_update().clone();
+                    let now = Instant::now();
+                    // The wait after a deletion begins with the attempt that finds it.
+                    if self.valid_holder(lease.as_ref(), now).is_none() || lease.is_none() {
+                        self.due = self.due.min(now.max(start + WAKE_EVERY));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Leads by a request that renewed the Lease and was sent after this time.
+    fn hold(&mut self, renewed: Instant) {
+        self.renewed_at.send_replace(Some(renewed));
+        self.leadership.extend(renewed + self.durations.renew_deadline());
+    }
+
+    /// Releases the Lease if this process holds it or may just have taken it, so that another replica need not wait. All writes
+    /// must have ended. Takes at most 2 s.
     pub async fn release(&mut self) {
-        if self.until.send_replace(None).is_none() {
+        self.leadership.end();
+        self.renewed_at.send_replace(None);
+        if !std::mem::take(&mut self.may_hold) {
             return;
         }
-        let request = async {
-            let mut lease = self.leases.get(NAME).await?;
-            let spec = lease.spec.get_or_insert_default();
-            if spec.holder_identity.as_ref() == Some(&self.identity) {
-                spec.holder_identity = None;
-                spec.renew_time = Some(MicroTime(Timestamp::now()));
-                self.leases.replace(NAME, &PostParams::default(), &lease).await?;
+        let requests = async {
+            match self.release_once().await {
+                // A renewal was still under way.
+                Err(kube::Error::Api(status)) if status.code == 409 => self.release_once().await,
+                result => result,
             }
-            Ok::<_, kube::Error>(())
         };
-        match timeout(REQUEST_TIMEOUT / 2, request).await {
+        match timeout(RELEASE_TIMEOUT, requests).await {
             Ok(Ok(())) => tracing::info!("released lease {NAME}"),
             Ok(Err(error)) => tracing::warn!(%error, "cannot release lease {NAME}"),
             Err(_) => tracing::warn!("cannot release lease {NAME}: no answer in time"),
         }
     }
 
+    async fn release_once(&self) -> kube::Result<()> {
+        let Some(mut lease) = self.leases.get_opt(NAME).await? else {
+            return Ok(());
+        };
+        let spec = lease.spec.get_or_insert_default();
+        let holder = spec.holder_identity.as_deref().unwrap_or_default();
+        // Where nobody holds it, a request that takes it may still be under way. It fails at the new version of the Lease.
+        if holder.is_empty() || holder == self.identity {
+            spec.holder_identity = None;
+            spec.renew_time = Some(MicroTime(Timestamp::now()));
+            self.leases.replace(NAME, &PostParams::default(), &lease).await?;
+        }
+        Ok(())
+    }
+
     fn is_leading(&self) -> bool {
-        self.until.borrow().is_some()
+        self.renewed_at.borrow().is_some()
     }
 
     /// Says why this process does not lead, once for each reason.
@@ -223,6 +354,8 @@ impl LeaderElector {
         if !self.is_leading() && caches == CacheState::Cold {
             return Ok(LeaseAttempt::CachesCold);
         }
+        self.metrics
+            .attempt_began(Instant::now().saturating_duration_since(self.due));
         let lease = self.leases.get_opt(NAME).await?;
         let now = Instant::now();
         let is_first_install = caches == CacheState::Warm { is_first_install: true };
@@ -241,7 +374,8 @@ impl LeaderElector {
         }
         let renewed = self.renewed(lease.as_ref(), Timestamp::now());
         // Counted from here, before the request is sent.
-        let until = Instant::now() + LEASE_DURATION;
+        let renewed_at = Instant::now();
+        self.may_hold = true;
         let params = PostParams::default();
         let held = match lease {
             Some(_) => self.leases.replace(NAME, &params, &renewed).await?,
@@ -252,7 +386,7 @@ impl LeaderElector {
         let is_leading = self.is_leading();
         // Renewed, even if the look at others fails or takes too long.
         if is_leading {
-            self.until.send_replace(Some(until));
+            self.hold(renewed_at);
         }
         // Looks again with the Lease in hand: of two installations that take theirs at the same time, one sees the other.
         let others = self.other_leaders().await?;
@@ -262,10 +396,11 @@ impl LeaderElector {
         if let Some(leader) = others.into_iter().find(|other| !stays(other)) {
             if !is_leading {
                 self.hand_back(held).await?;
+                self.may_hold = false;
             }
             return Ok(LeaseAttempt::LedElsewhere(leader));
         }
-        Ok(LeaseAttempt::Held(until))
+        Ok(LeaseAttempt::Held(renewed_at))
     }
 
     /// Returns the leaders of other installations whose Lease has not ended.
@@ -306,7 +441,7 @@ impl LeaderElector {
             return false;
         }
         let since = *self.missing_since.get_or_insert(now);
-        now < since + LEASE_DURATION
+        now < since + self.durations.lease()
     }
 
     /// Returns the other holder while its Lease may not be taken: while its record changed within the last lease duration, by
@@ -337,7 +472,7 @@ impl LeaderElector {
         let is_mine = before.holder_identity.as_ref() == Some(&self.identity);
         lease.spec = Some(LeaseSpec {
             holder_identity: Some(self.identity.clone()),
-            lease_duration_seconds: i32::try_from(LEASE_DURATION.as_secs()).ok(),
+            lease_duration_seconds: i32::try_from(self.durations.lease().as_secs()).ok(),
             acquire_time: before.acquire_time.filter(|_| is_mine).or(Some(MicroTime(now))),
             renew_time: Some(MicroTime(now)),
             lease_transitions: Some(

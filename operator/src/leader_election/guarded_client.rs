@@ -81,7 +81,7 @@ impl HttpBody for GuardedBody {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::leader_election::leadership::LEASE_DURATION;
+    use crate::leader_election::lease_durations::LEASE_DURATION;
     use std::future::poll_fn;
     use tokio::time::{Instant, advance};
 

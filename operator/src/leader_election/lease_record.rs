@@ -1,12 +1,9 @@
 //! A Lease that another process holds, as it was observed: it ends when nobody renewed it for its duration by this machine's clock.
 
-use crate::leader_election::leadership::LEASE_DURATION;
+use crate::leader_election::lease_durations::{LEASE_DURATION, MAX_LEASE_DURATION};
 use k8s_openapi::{api::coordination::v1::LeaseSpec, apimachinery::pkg::apis::meta::v1::MicroTime};
 use std::time::Duration;
 use tokio::time::Instant;
-
-/// The longest wait for another holder, whatever duration its Lease says.
-pub const MAX_DURATION: Duration = Duration::from_mins(1);
 
 /// Fields that change with each renewal.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,8 +42,9 @@ impl ObservedLease {
             .map_or(now, |before| before.since);
         let duration = duration_seconds
             .and_then(|seconds| u64::try_from(seconds).ok())
-            .unwrap_or_default();
-        let expires = since + Duration::from_secs(duration).clamp(LEASE_DURATION, MAX_DURATION);
+            .filter(|seconds| *seconds > 0)
+            .map_or(LEASE_DURATION, Duration::from_secs);
+        let expires = since + duration.min(MAX_LEASE_DURATION);
         Self { record, since, expires }
     }
 }

@@ -7,11 +7,12 @@ use crate::{
         effects::Effects,
         evictions::EvictionKey,
         message::{FinishedWrite, IndexMessage, WriteResult},
+        summary::ClusterSummary,
         work::WorkKey,
     },
     leader_election::Leadership,
     metrics::OperatorMetrics,
-    reconcile::{shared_index::IndexOwner, status_pace::StatusPace},
+    reconcile::{shared_index::IndexOwner, status_pace::StatusPace, summary_publisher::SummaryPublisher},
     work_queue::{WorkQueue, WorkResult},
     write::{MAX_CONCURRENT_WRITES, WriteRequest},
 };
@@ -19,7 +20,7 @@ use jiff::Timestamp;
 use std::{sync::Arc, time::Duration};
 use tokio::{
     sync::{mpsc, watch},
-    time::Instant,
+    time::{Instant, sleep_until},
 };
 
 /// Channels that take the consequences of changes.
@@ -40,6 +41,7 @@ pub struct Reconciler {
     metrics: Arc<OperatorMetrics>,
     queue: WorkQueue<WorkKey>,
     status_pace: StatusPace,
+    summary: SummaryPublisher,
     is_leading: bool,
     writes_in_flight: usize,
 }
@@ -53,9 +55,15 @@ impl Reconciler {
             metrics,
             queue: WorkQueue::new(),
             status_pace: StatusPace::default(),
+            summary: SummaryPublisher::default(),
             is_leading: false,
             writes_in_flight: 0,
         }
+    }
+
+    /// Follows the index in numbers, at most 100 ms behind it.
+    pub fn summary(&self) -> watch::Receiver<Arc<ClusterSummary>> {
+        self.summary.follow()
     }
 
     /// Works until no task is left that could send a message.
@@ -63,6 +71,7 @@ impl Reconciler {
         loop {
             let may_lead = !self.is_leading && self.index.lock().has_synced();
             let may_write = self.is_leading && self.writes_in_flight < MAX_CONCURRENT_WRITES;
+            let summary_due = self.summary.due();
             let mut leadership_of_writes = leadership.clone();
             let next_key = async {
                 leadership_of_writes.acquired().await;
@@ -75,6 +84,9 @@ impl Reconciler {
                 },
                 () = leadership.acquired(), if may_lead => self.lead(),
                 key = next_key, if may_write => self.reconcile(key),
+                () = sleep_until(summary_due.unwrap_or_else(Instant::now)), if summary_due.is_some() => {
+                    self.summary.publish(&self.index.lock());
+                }
             }
         }
     }
@@ -125,6 +137,7 @@ impl Reconciler {
         let (result, deletes_rejected_pods) = {
             let mut index = self.index.lock();
             let result = change(&mut index, now, &mut effects);
+            self.summary.changed(&index);
             (result, index.deletes_rejected_pods())
         };
         if self.is_leading {

@@ -1,28 +1,60 @@
 use super::*;
-use crate::leader_election::{leadership::MARGIN, lease_record::MAX_DURATION};
+use crate::{
+    leader_election::lease_durations::{LEASE_DURATION, MAX_LEASE_DURATION},
+    metrics::OperatorMetrics,
+};
 use http::{Method, Request, Response};
+use http_body::{Body as HttpBody, Frame};
 use kube::client::Body;
 use serde_json::{Value, json};
 use std::{
     collections::BTreeMap,
     convert::Infallible,
+    pin::Pin,
     sync::{Arc, Mutex},
+    task::{Context, Poll},
 };
+use tokio::sync::mpsc;
 
+/// The retry period of the electors.
+const RETRY_EVERY: Duration = Duration::from_secs(2);
 const FIRST_INSTALL: CacheState = CacheState::Warm { is_first_install: true };
 const WARM: CacheState = CacheState::Warm {
     is_first_install: false,
 };
 
-/// An elector whose requests all fail.
-fn elector() -> (LeaderElector, Leadership) {
-    let service = tower::service_fn(|_: Request<Body>| async { Err::<Response<Body>, _>(std::io::Error::other("no")) });
-    LeaderElector::new(Client::new(service, "default"), "ns", "me", Box::new(|| WARM))
+/// Settings of an election in this namespace.
+fn settings(namespace: &str, caches: CacheState) -> ElectionSettings {
+    ElectionSettings {
+        namespace: namespace.to_owned(),
+        identity: "me".to_owned(),
+        durations: LeaseDurations::default(),
+        caches: Box::new(move || caches),
+        leadership: LeadershipOwner::default(),
+        metrics: OperatorMetrics::new().election,
+    }
 }
 
-/// The Leases of an API server, by namespace, and how it answers lists.
+/// An elector whose requests all fail.
+fn elector() -> LeaderElector {
+    let service = tower::service_fn(|_: Request<Body>| async { Err::<Response<Body>, _>(std::io::Error::other("no")) });
+    LeaderElector::new(Client::new(service, "default"), settings("ns", WARM))
+}
+
+/// The Leases of an API server, and how it answers.
 #[derive(Clone, Default)]
-struct Leases(Arc<Mutex<BTreeMap<String, Value>>>, Arc<Mutex<Lists>>);
+struct Leases {
+    by_namespace: Arc<Mutex<BTreeMap<String, Value>>>,
+    lists: Arc<Mutex<Lists>>,
+    /// `None` refuses watches.
+    watches: Arc<Mutex<Option<Vec<LeaseFollower>>>>,
+}
+
+/// The other end of a watch.
+struct LeaseFollower {
+    namespace: String,
+    events: mpsc::UnboundedSender<Vec<u8>>,
+}
 
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 enum Lists {
@@ -30,11 +62,64 @@ enum Lists {
     Answered,
     Failing,
     Hanging,
+    /// Hang from when an elector has taken a Lease.
+    HangingOnceTaken,
     /// From a cache that does not have the Leases of the electors yet.
     Lagging,
 }
 
+/// Body of an answer: whole, or the events of a watch as they come.
+enum AnswerBody {
+    Whole(Option<Vec<u8>>),
+    Events(mpsc::UnboundedReceiver<Vec<u8>>),
+}
+
+impl HttpBody for AnswerBody {
+    type Data = <Body as HttpBody>::Data;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Self::Data>, Self::Error>>> {
+        let bytes = match &mut *self {
+            Self::Whole(bytes) => Poll::Ready(bytes.take()),
+            Self::Events(events) => events.poll_recv(context),
+        };
+        bytes.map(|bytes| bytes.map(|bytes| Ok(Frame::data(bytes.into()))))
+    }
+}
+
+fn answer_of((code, answer): (u16, Value)) -> Response<AnswerBody> {
+    let body = AnswerBody::Whole(Some(answer.to_string().into_bytes()));
+    Response::builder().status(code).body(body).unwrap()
+}
+
+fn failure(code: u16, reason: &str) -> (u16, Value) {
+    (
+        code,
+        json!({"kind": "Status", "status": "Failure", "code": code, "reason": reason, "message": reason}),
+    )
+}
+
+/// A line of a watch.
+fn event(type_: &str, lease: &Value) -> Vec<u8> {
+    format!("{}\n", json!({"type": type_, "object": lease})).into_bytes()
+}
+
+/// Returns the namespace in the path of a request; `None` for all namespaces.
+fn namespace_of(path: &str) -> Option<&str> {
+    path.split_once("/namespaces/")?.1.split('/').next()
+}
+
 impl Leases {
+    /// Leases of an API server that lets a standby watch its own.
+    fn watchable() -> Self {
+        let leases = Self::default();
+        *leases.watches.lock().unwrap() = Some(Vec::new());
+        leases
+    }
+
     /// An elector of this namespace.
     fn elector(&self, namespace: &str, caches: CacheState) -> LeaderElector {
         let leases = self.clone();
@@ -43,46 +128,53 @@ impl Leases {
             async move {
                 let (head, body) = request.into_parts();
                 let body = serde_json::from_slice(&body.collect_bytes().await.unwrap()).unwrap_or_default();
-                let lists = *leases.1.lock().unwrap();
-                if lists == Lists::Hanging && !head.uri.path().contains("/namespaces/") {
-                    std::future::pending::<()>().await;
+                let namespace = namespace_of(head.uri.path());
+                let Some(namespace) = namespace else {
+                    if leases.do_lists_hang() {
+                        std::future::pending::<()>().await;
+                    }
+                    return Ok::<_, Infallible>(answer_of(leases.list()));
+                };
+                if head.uri.query().is_some_and(|query| query.contains("watch=true")) {
+                    return Ok(leases.watch(namespace));
                 }
-                let (code, answer) = leases.answer(&head.method, head.uri.path(), body);
-                let response = Response::builder().status(code);
-                Ok::<_, Infallible>(response.body(Body::from(answer.to_string().into_bytes())).unwrap())
+                let answer = leases.answer(&head.method, namespace, body);
+                if head.method != Method::GET {
+                    leases.tell(namespace);
+                }
+                Ok(answer_of(answer))
             }
         });
-        LeaderElector::new(
-            Client::new(service, "default"),
-            namespace,
-            "me",
-            Box::new(move || caches),
-        )
-        .0
+        LeaderElector::new(Client::new(service, "default"), settings(namespace, caches))
     }
 
-    fn answer(&self, method: &Method, path: &str, mut body: Value) -> (u16, Value) {
-        let mut leases = self.0.lock().unwrap();
-        let failure = |code: u16, reason: &str| {
-            (
-                code,
-                json!({"kind": "Status", "status": "Failure", "code": code, "reason": reason, "message": reason}),
-            )
-        };
-        let Some((_, path)) = path.split_once("/namespaces/") else {
-            let lists = *self.1.lock().unwrap();
-            if lists == Lists::Failing {
-                return failure(429, "TooManyRequests");
-            }
-            let is_listed = |lease: &&Value| lists != Lists::Lagging || lease["spec"]["holderIdentity"] != "me";
-            let items: Vec<_> = leases.values().filter(is_listed).cloned().collect();
-            return (
-                200,
-                json!({"kind": "LeaseList", "apiVersion": "coordination.k8s.io/v1", "metadata": {}, "items": items}),
-            );
-        };
-        let namespace = path.split('/').next().unwrap_or_default().to_owned();
-        let known = leases.get(&namespace).cloned();
+    fn do_lists_hang(&self) -> bool {
+        let leases = self.by_namespace.lock().unwrap();
+        let is_taken = leases.values().any(|lease| lease["spec"]["holderIdentity"] == "me");
+        match *self.lists.lock().unwrap() {
+            Lists::Hanging => true,
+            Lists::HangingOnceTaken => is_taken,
+            Lists::Answered | Lists::Failing | Lists::Lagging => false,
+        }
+    }
+
+    fn list(&self) -> (u16, Value) {
+        let lists = *self.lists.lock().unwrap();
+        if lists == Lists::Failing {
+            return failure(429, "TooManyRequests");
+        }
+        let leases = self.by_namespace.lock().unwrap();
+        let is_listed = |lease: &&Value| lists != Lists::Lagging || lease["spec"]["holderIdentity"] != "me";
+        let items: Vec<_> = leases.values().filter(is_listed).cloned().collect();
+        (
+            200,
+            json!({"kind": "LeaseList", "apiVersion": "coordination.k8s.io/v1", "metadata": {}, "items": items}),
+        )
+    }
+
+    fn answer(&self, method: &Method, namespace: &str, mut body: Value) -> (u16, Value) {
+        let mut leases = self.by_namespace.lock().unwrap();
+        let known = leases.get(namespace).cloned();
         let version = |lease: &Value| {
             lease["metadata"]["resourceVersion"]
                 .as_str()
@@ -96,8 +188,38 @@ impl Leases {
             (_, known) => {
                 let next = known.as_ref().and_then(version).unwrap_or(0) + 1;
                 body["metadata"]["resourceVersion"] = json!(next.to_string());
-                leases.insert(namespace, body.clone());
+                leases.insert(namespace.to_owned(), body.clone());
                 (200, body)
+            }
+        }
+    }
+
+    /// Begins a watch with the Lease as it is.
+    fn watch(&self, namespace: &str) -> Response<AnswerBody> {
+        let mut watches = self.watches.lock().unwrap();
+        let Some(watches) = watches.as_mut() else {
+            return answer_of(failure(403, "Forbidden"));
+        };
+        let (events, received) = mpsc::unbounded_channel();
+        if let Some(lease) = self.by_namespace.lock().unwrap().get(namespace) {
+            events.send(event("ADDED", lease)).unwrap();
+        }
+        let namespace = namespace.to_owned();
+        watches.push(LeaseFollower { namespace, events });
+        Response::new(AnswerBody::Events(received))
+    }
+
+    /// Tells the watches of a namespace about its Lease.
+    fn tell(&self, namespace: &str) {
+        let gone = json!({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": NAME}});
+        let event = match self.by_namespace.lock().unwrap().get(namespace) {
+            Some(lease) => event("MODIFIED", lease),
+            None => event("DELETED", &gone),
+        };
+        for follower in self.watches.lock().unwrap().iter().flatten() {
+            if follower.namespace == namespace {
+                // Fails for a watch that has ended.
+                let _ = follower.events.send(event.clone());
             }
         }
     }
@@ -110,29 +232,33 @@ impl Leases {
             "metadata": {"name": NAME, "namespace": namespace, "resourceVersion": "1", "annotations": annotations},
             "spec": {"holderIdentity": format!("pod-{namespace}"), "leaseDurationSeconds": 15,
                 "acquireTime": MicroTime(at), "renewTime": MicroTime(at)}});
-        self.0.lock().unwrap().insert(namespace.to_owned(), lease);
+        self.by_namespace.lock().unwrap().insert(namespace.to_owned(), lease);
+        self.tell(namespace);
     }
 
     /// Empties the Lease of a namespace, as an operator that ends does.
     fn release(&self, namespace: &str) {
-        let mut leases = self.0.lock().unwrap();
-        let lease = leases.get_mut(namespace).unwrap();
-        lease["spec"]["holderIdentity"] = Value::Null;
+        self.by_namespace.lock().unwrap().get_mut(namespace).unwrap()["spec"]["holderIdentity"] = Value::Null;
+        self.tell(namespace);
     }
 
     /// Renews the Lease of a namespace by a clock that is so many seconds behind.
     fn renew(&self, namespace: &str, seconds_behind: i64) {
         let at = Timestamp::now() - k8s_openapi::jiff::SignedDuration::from_secs(seconds_behind);
-        self.0.lock().unwrap().get_mut(namespace).unwrap()["spec"]["renewTime"] = json!(MicroTime(at));
+        self.by_namespace.lock().unwrap().get_mut(namespace).unwrap()["spec"]["renewTime"] = json!(MicroTime(at));
+        self.tell(namespace);
     }
 
     fn delete(&self, namespace: &str) {
-        self.0.lock().unwrap().remove(namespace);
+        self.by_namespace.lock().unwrap().remove(namespace);
+        self.tell(namespace);
     }
 
     fn holder(&self, namespace: &str) -> Option<String> {
-        let leases = self.0.lock().unwrap();
-        leases[namespace]["spec"]["holderIdentity"].as_str().map(str::to_owned)
+        let leases = self.by_namespace.lock().unwrap();
+        leases.get(namespace)?["spec"]["holderIdentity"]
+            .as_str()
+            .map(str::to_owned)
     }
 }
 
@@ -141,8 +267,8 @@ impl LeaderElector {
     async fn attempt_once(&mut self) -> LeaseAttempt {
         let attempt = self.attempt().await.unwrap();
         self.tell(&attempt);
-        if let LeaseAttempt::Held(until) = &attempt {
-            self.until.send_replace(Some(*until));
+        if let LeaseAttempt::Held(renewed) = &attempt {
+            self.hold(*renewed);
         }
         attempt
     }
@@ -164,7 +290,7 @@ fn lease(holder: &str, renewed: i64) -> Lease {
 
 #[tokio::test(start_paused = true)]
 async fn lease_of_another_is_taken_only_after_its_duration_without_renewal() {
-    let (mut elector, _leadership) = elector();
+    let mut elector = elector();
     let start = Instant::now();
     let after = |seconds| start + Duration::from_secs(seconds);
     let other = Some("other".to_owned());
@@ -181,7 +307,7 @@ async fn lease_of_another_is_taken_only_after_its_duration_without_renewal() {
 
 #[tokio::test(start_paused = true)]
 async fn deleted_lease_is_taken_after_its_duration_and_a_released_one_at_once() {
-    let (mut elector, _leadership) = elector();
+    let mut elector = elector();
     let start = Instant::now();
     let after = |seconds| start + Duration::from_secs(seconds);
     let other = Some("other".to_owned());
@@ -193,19 +319,23 @@ async fn deleted_lease_is_taken_after_its_duration_and_a_released_one_at_once() 
 }
 
 #[tokio::test(start_paused = true)]
-async fn lease_of_absurd_duration_is_taken_after_a_minute() {
-    let (mut elector, _leadership) = elector();
+async fn lease_of_absurd_duration_is_taken_after_five_minutes() {
+    let mut elector = elector();
     let mut lease = lease("other", 1);
     lease.spec.as_mut().unwrap().lease_duration_seconds = Some(i32::MAX);
     let start = Instant::now();
     assert!(elector.valid_holder(Some(&lease), start).is_some());
-    assert!(elector.valid_holder(Some(&lease), start + MAX_DURATION / 2).is_some());
-    assert_eq!(elector.valid_holder(Some(&lease), start + MAX_DURATION), None);
+    assert!(
+        elector
+            .valid_holder(Some(&lease), start + MAX_LEASE_DURATION / 2)
+            .is_some()
+    );
+    assert_eq!(elector.valid_holder(Some(&lease), start + MAX_LEASE_DURATION), None);
 }
 
 #[tokio::test(start_paused = true)]
 async fn lease_that_is_free_or_mine_is_taken_at_once() {
-    let (mut elector, _leadership) = elector();
+    let mut elector = elector();
     for lease in [None, Some(lease("", 1)), Some(lease("me", 1)), Some(Lease::default())] {
         assert_eq!(elector.valid_holder(lease.as_ref(), Instant::now()), None);
     }
@@ -213,7 +343,7 @@ async fn lease_that_is_free_or_mine_is_taken_at_once() {
 
 #[tokio::test(start_paused = true)]
 async fn renewal_keeps_the_version_and_counts_transitions() {
-    let (elector, _leadership) = elector();
+    let elector = elector();
     let mut mine = lease("me", 1);
     mine.metadata.resource_version = Some("9".to_owned());
     let renewed = elector.renewed(Some(&mine), Timestamp::UNIX_EPOCH);
@@ -231,20 +361,160 @@ async fn renewal_keeps_the_version_and_counts_transitions() {
 
 #[tokio::test(start_paused = true)]
 async fn leadership_ends_before_the_lease_can_be_taken() {
-    let (elector, mut leadership) = elector();
+    let mut elector = elector();
+    let mut leadership = elector.leadership.follow();
     assert!(!leadership.is_current());
-    elector.until.send_replace(Some(Instant::now() + LEASE_DURATION));
+    elector.hold(Instant::now());
     leadership.acquired().await;
     assert!(leadership.is_current());
-    tokio::time::advance(LEASE_DURATION.saturating_sub(MARGIN)).await;
+    let durations = LeaseDurations::default();
+    tokio::time::advance(durations.renew_deadline()).await;
     assert!(!leadership.is_current());
+    assert!(durations.renew_deadline() < durations.lease());
 }
 
 #[tokio::test(start_paused = true)]
 async fn leader_that_cannot_renew_stops() {
-    let (mut elector, _leadership) = elector();
-    elector.until.send_replace(Some(Instant::now() + LEASE_DURATION));
-    assert!(matches!(elector.run().await, LeaseError::Expired));
+    let mut elector = elector();
+    elector.hold(Instant::now());
+    assert!(matches!(elector.run().await, Err(LeaseError::Expired(_))));
+}
+
+/// Runs a standby and lets `change` happen to its Lease after 4.5 s, between two reads. Returns the time from then until the standby
+/// may write.
+async fn time_to_lead(leases: &Leases, change: impl FnOnce(&Leases)) -> Duration {
+    let mut standby = leases.elector("a", WARM);
+    let mut leadership = standby.leadership.follow();
+    let scene = async {
+        sleep(Duration::from_millis(4500)).await;
+        change(leases);
+        let start = Instant::now();
+        leadership.acquired().await;
+        start.elapsed()
+    };
+    tokio::select! {
+        ended = standby.run() => panic!("the election ended: {ended:?}"),
+        time = scene => time,
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn standby_that_watches_its_lease_takes_it_at_once_when_it_is_released() {
+    let leases = Leases::watchable();
+    leases.set("a", Some("0.1.0"), 0);
+    let time = time_to_lead(&leases, |leases| leases.release("a")).await;
+    assert!(time <= WAKE_EVERY, "{time:?}");
+    assert_eq!(leases.holder("a").as_deref(), Some("me"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn standby_that_cannot_watch_its_lease_takes_a_released_one_at_its_next_read() {
+    let leases = Leases::default();
+    leases.set("a", Some("0.1.0"), 0);
+    let time = time_to_lead(&leases, |leases| leases.release("a")).await;
+    assert!(
+        time > WAKE_EVERY && time <= LeaseDurations::default().retry_period(),
+        "{time:?}"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn standby_takes_the_lease_of_a_dead_leader_when_it_ends_by_the_last_renewal_that_it_saw() {
+    for leases in [Leases::watchable(), Leases::default()] {
+        let is_watched = leases.watches.lock().unwrap().is_some();
+        leases.set("a", Some("0.1.0"), 0);
+        let time = time_to_lead(&leases, |leases| leases.renew("a", 0)).await;
+        // Without a watch, the next read sees the renewal 1.5 s later.
+        let limit = if is_watched { 15_050 } else { 16_550 };
+        assert!(
+            time >= LEASE_DURATION && time <= Duration::from_millis(limit),
+            "{is_watched} {time:?}"
+        );
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn standby_that_watches_waits_for_the_holder_of_a_lease_that_was_deleted() {
+    let leases = Leases::watchable();
+    leases.set("a", Some("0.1.0"), 0);
+    let time = time_to_lead(&leases, |leases| leases.delete("a")).await;
+    assert!(
+        time >= LEASE_DURATION && time <= LEASE_DURATION + WAKE_EVERY,
+        "{time:?}"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn restarted_container_takes_its_own_lease_at_once() {
+    let leases = Leases::default();
+    let mut killed = leases.elector("a", FIRST_INSTALL);
+    assert!(matches!(killed.attempt_once().await, LeaseAttempt::Held(_)));
+    drop(killed);
+    let transitions = |leases: &Leases| leases.by_namespace.lock().unwrap()["a"]["spec"]["leaseTransitions"].clone();
+    let before = transitions(&leases);
+    let mut restarted = leases.elector("a", WARM);
+    assert!(matches!(restarted.attempt_once().await, LeaseAttempt::Held(_)));
+    assert_eq!(transitions(&leases), before);
+}
+
+#[tokio::test(start_paused = true)]
+async fn leader_begins_as_soon_as_its_caches_are_warm() {
+    let leases = Leases::default();
+    let (caches, state) = watch::channel(CacheState::Cold);
+    let mut elector = leases.elector("a", WARM);
+    elector.caches = Box::new(move || *state.borrow());
+    let mut leadership = elector.leadership.follow();
+    let scene = async {
+        sleep(Duration::from_millis(1010)).await;
+        caches.send_replace(FIRST_INSTALL);
+        let start = Instant::now();
+        leadership.acquired().await;
+        start.elapsed()
+    };
+    let time = tokio::select! {
+        ended = elector.run() => panic!("the election ended: {ended:?}"),
+        time = scene => time,
+    };
+    assert!(time <= CACHES_EVERY * 2, "{time:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn lease_that_was_taken_while_the_process_was_stopped_is_released() {
+    for lists in [Lists::Answered, Lists::HangingOnceTaken] {
+        let leases = Leases::default();
+        *leases.lists.lock().unwrap() = lists;
+        let mut elector = leases.elector("a", FIRST_INSTALL);
+        let (leadership, owner) = (elector.leadership.follow(), elector.leadership.clone());
+        let stop = async {
+            while leases.holder("a").is_none() {
+                sleep(Duration::from_millis(1)).await;
+            }
+            owner.end();
+            let stopped = Instant::now();
+            sleep(LEASE_DURATION).await;
+            panic!("still running {:?} after the stop", stopped.elapsed());
+        };
+        let ended = tokio::select! {
+            ended = timeout(LAST_ATTEMPT_TIMEOUT * 2, elector.run()) => ended,
+            () = stop => return,
+        };
+        assert!(matches!(ended, Ok(Ok(()))), "{lists:?}: {ended:?}");
+        assert!(!leadership.is_current());
+        assert!(leases.holder("a").is_some());
+        elector.release().await;
+        assert_eq!(leases.holder("a"), None, "{lists:?}");
+        assert!(leases.by_namespace.lock().unwrap().contains_key("a"));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn lease_of_another_is_not_released() {
+    let leases = Leases::default();
+    let mut elector = leases.elector("a", FIRST_INSTALL);
+    assert!(matches!(elector.attempt_once().await, LeaseAttempt::Held(_)));
+    leases.set("a", Some("0.1.0"), 0);
+    elector.release().await;
+    assert_eq!(leases.holder("a").as_deref(), Some("pod-a"));
 }
 
 #[tokio::test(start_paused = true)]
@@ -253,7 +523,7 @@ async fn leader_goes_on_while_lists_fail_or_hang_and_nobody_else_begins() {
         let leases = Leases::default();
         let mut leader = leases.elector("a", FIRST_INSTALL);
         assert!(matches!(leader.attempt_once().await, LeaseAttempt::Held(_)));
-        *leases.1.lock().unwrap() = lists;
+        *leases.lists.lock().unwrap() = lists;
         let ended = timeout(LEASE_DURATION * 4, leader.run()).await;
         assert!(ended.is_err(), "{lists:?}: {ended:?}");
         let mut fresh = leases.elector("b", FIRST_INSTALL);
@@ -421,7 +691,7 @@ async fn of_two_leaders_the_older_version_gives_way_then_who_came_later() {
             let mut elector = leases.elector("b", FIRST_INSTALL);
             assert!(matches!(elector.attempt_once().await, LeaseAttempt::Held(_)));
             leases.set("a", version, seconds_ago);
-            *leases.1.lock().unwrap() = lists;
+            *leases.lists.lock().unwrap() = lists;
             let attempt = elector.attempt_once().await;
             let has_given_way = matches!(attempt, LeaseAttempt::LedElsewhere(_));
             assert_eq!(
@@ -480,7 +750,7 @@ async fn lease_is_taken_with_warm_caches_alone_and_given_up_without_them() {
     let leases = Leases::default();
     let mut elector = leases.elector("a", CacheState::Cold);
     assert!(matches!(elector.attempt_once().await, LeaseAttempt::CachesCold));
-    assert!(leases.0.lock().unwrap().is_empty());
-    elector.until.send_replace(Some(Instant::now() + LEASE_DURATION));
-    assert!(matches!(elector.run().await, LeaseError::CachesCold));
+    assert!(leases.by_namespace.lock().unwrap().is_empty());
+    elector.hold(Instant::now());
+    assert!(matches!(elector.run().await, Err(LeaseError::CachesCold)));
 }

@@ -1,0 +1,61 @@
+//! Threads with a runtime of their own, for work that must not wait for what other threads do.
+
+use anyhow::{Context, Result, anyhow};
+use std::thread;
+use tokio::{runtime::Builder, sync::oneshot};
+
+/// A thread that runs until its work ends.
+#[derive(Debug)]
+pub struct RuntimeThread {
+    name: &'static str,
+    /// `None` once the result was handed out.
+    result: Option<oneshot::Receiver<Result<()>>>,
+}
+
+impl RuntimeThread {
+    /// Starts a thread that runs `work` on its own runtime. Whatever uses the network has to be made by `work`, or its connections
+    /// would be driven by another thread.
+    pub fn start<W, F>(name: &'static str, work: W) -> Result<Self>
+    where
+        W: FnOnce() -> F + Send + 'static,
+        F: Future<Output = Result<()>> + 'static,
+    {
+        let (sender, result) = oneshot::channel();
+        let run = move || {
+            let runtime = Builder::new_current_thread();
+            let result = gpunode_process::run(runtime, async move { Box::pin(work()).await });
+            // Nobody asks for it any more: the process ends.
+            let _ = sender.send(result);
+        };
+        thread::Builder::new()
+            .name(name.to_owned())
+            .spawn(run)
+            .with_context(|| format!("start the thread {name}"))?;
+        Ok(Self {
+            name,
+            result: Some(result),
+        })
+    }
+
+    /// Waits until the work has ended, and returns its result; later calls return `Ok`. May be dropped and called again.
+    pub async fn ended(&mut self) -> Result<()> {
+        let Some(result) = &mut self.result else {
+            return Ok(());
+        };
+        let ended = result.await;
+        self.result = None;
+        ended.unwrap_or_else(|_| Err(anyhow!("the thread {} ended without a result", self.name)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn result_of_a_thread_is_handed_out_once() {
+        let mut thread = RuntimeThread::start("test", || async { Err(anyhow!("trouble")) }).unwrap();
+        assert_eq!(thread.ended().await.unwrap_err().to_string(), "trouble");
+        assert!(thread.ended().await.is_ok());
+    }
+}
