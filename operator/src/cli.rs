@@ -57,8 +57,8 @@ pub struct OperatorArgs {
     #[arg(long, env = "LEASE_DURATION", default_value = "15s", value_parser = duration)]
     pub lease_duration: Duration,
 
-    /// Time after a renewal of the Lease in which the leader may begin a write; shorter than --lease-duration. The leader renews in
-    /// half of this time.
+    /// Time after a renewal of the Lease in which the leader may begin a write; shorter than --lease-duration. The
+    /// leader renews in half of this time.
     #[arg(long, env = "RENEW_DEADLINE", default_value = "10s", value_parser = duration)]
     pub renew_deadline: Duration,
 

@@ -1,11 +1,12 @@
 //! Leader election by a `coordination.k8s.io` Lease: one replica writes at a time.
 //!
-//! A leadership ends by this machine's monotonic clock, counted from before the request that renewed the Lease was sent. Every
-//! other replica counts a longer time from when it observed the renewal, which is later. So a leadership has always ended
-//! before another replica can take the Lease, whatever the wall clocks say and however long this process was stopped.
+//! A leadership ends by this machine's monotonic clock, counted from before the request that renewed the Lease was
+//! sent. Every other replica counts a longer time from when it observed the renewal, which is later. So a leadership
+//! has always ended before another replica can take the Lease, whatever the wall clocks say and however long this
+//! process was stopped.
 //!
-//! The holder is known by the name of its pod. A process may take a Lease of its own name at once: its container starts only
-//! after the process before it has ended, and no two pods of a namespace have one name.
+//! The holder is known by the name of its pod. A process may take a Lease of its own name at once: its container starts
+//! only after the process before it has ended, and no two pods of a namespace have one name.
 //!
 //! | module | what it does |
 //! |---|---|

@@ -1,5 +1,5 @@
-//! Makes the threads and tasks and joins them. Every task runs for as long as the process; when one ends, the process ends with an
-//! error and the kubelet starts it again.
+//! Makes the threads and tasks and joins them. Every task runs for as long as the process; when one ends, the process
+//! ends with an error and the kubelet starts it again.
 //!
 //! | module | what it does |
 //! |---|---|

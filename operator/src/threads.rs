@@ -13,8 +13,8 @@ pub struct RuntimeThread {
 }
 
 impl RuntimeThread {
-    /// Starts a thread that runs `work` on its own runtime. Whatever uses the network has to be made by `work`, or its connections
-    /// would be driven by another thread.
+    /// Starts a thread that runs `work` on its own runtime. Whatever uses the network has to be made by `work`, or its
+    /// connections would be driven by another thread.
     pub fn start<W, F>(name: &'static str, work: W) -> Result<Self>
     where
         W: FnOnce() -> F + Send + 'static,
@@ -23,7 +23,11 @@ impl RuntimeThread {
         let (sender, result) = oneshot::channel();
         let run = move || {
             let runtime = Builder::new_current_thread();
-            let result = gpunode_process::run(runtime, async move { Box::pin(work()).await });
+            let result = gpunode_process::run(runtime, async move {
+                // Made inside of the runtime, which clients need.
+                let work = Box::pin(work());
+                work.await
+            });
             // Nobody asks for it any more: the process ends.
             let _ = sender.send(result);
         };
@@ -37,7 +41,8 @@ impl RuntimeThread {
         })
     }
 
-    /// Waits until the work has ended, and returns its result; later calls return `Ok`. May be dropped and called again.
+    /// Waits until the work has ended, and returns its result; later calls return `Ok`. May be dropped and called
+    /// again.
     pub async fn ended(&mut self) -> Result<()> {
         let Some(result) = &mut self.result else {
             return Ok(());

@@ -30,12 +30,13 @@ use tokio::{
 
 /// Name of the Lease.
 const NAME: &str = "gpunode-operator";
-/// Time between looks at the caches, for which neither a request nor a lock is needed: a restarted leader writes right after its
-/// first lists.
+/// Time between looks at the caches, for which neither a request nor a lock is needed: a restarted leader writes right
+/// after its first lists.
 const CACHES_EVERY: Duration = Duration::from_millis(25);
 /// Shortest time between attempts of a standby whose Lease changes.
 const WAKE_EVERY: Duration = Duration::from_millis(100);
-/// The longest that an attempt under way goes on after the leadership has ended. Its answer says what there is to release.
+/// The longest that an attempt under way goes on after the leadership has ended. Its answer says what there is to
+/// release.
 const LAST_ATTEMPT_TIMEOUT: Duration = Duration::from_secs(1);
 /// Timeout of the requests that release the Lease.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
@@ -163,9 +164,9 @@ impl LeaderElector {
         self.other_leader.subscribe()
     }
 
-    /// Takes the Lease when it is free and keeps it. Returns when the leadership is ended from outside, or with an error when the
-    /// Lease is lost. The process must end then: all state that a leader gathered goes with it, and the kubelet starts a fresh
-    /// process.
+    /// Takes the Lease when it is free and keeps it. Returns when the leadership is ended from outside, or with an
+    /// error when the Lease is lost. The process must end then: all state that a leader gathered goes with it, and the
+    /// kubelet starts a fresh process.
     pub async fn run(&mut self) -> Result<(), LeaseError> {
         let (sightings, mut sighted) = watch::channel(None);
         let mut watches = JoinSet::new();
@@ -253,8 +254,8 @@ impl LeaderElector {
         Ok(next)
     }
 
-    /// Waits until the next attempt is due; a standby also until it sees that the Lease is free, and until that of another holder
-    /// ends. `start` is the start of the last attempt. Returns false when the leadership was ended.
+    /// Waits until the next attempt is due; a standby also until it sees that the Lease is free, and until that of
+    /// another holder ends. `start` is the start of the last attempt. Returns false when the leadership was ended.
     async fn wait(&mut self, start: Instant, sighted: &mut watch::Receiver<Option<Lease>>) -> bool {
         loop {
             if !self.is_leading() {
@@ -285,8 +286,8 @@ impl LeaderElector {
         self.leadership.extend(renewed + self.durations.renew_deadline());
     }
 
-    /// Releases the Lease if this process holds it or may just have taken it, so that another replica need not wait. All writes
-    /// must have ended. Takes at most 2 s.
+    /// Releases the Lease if this process holds it or may just have taken it, so that another replica need not wait.
+    /// All writes must have ended. Takes at most 2 s.
     pub async fn release(&mut self) {
         self.leadership.end();
         self.renewed_at.send_replace(None);
@@ -313,7 +314,8 @@ impl LeaderElector {
         };
         let spec = lease.spec.get_or_insert_default();
         let holder = spec.holder_identity.as_deref().unwrap_or_default();
-        // Where nobody holds it, a request that takes it may still be under way. It fails at the new version of the Lease.
+        // Where nobody holds it, a request that takes it may still be under way. It fails at the new version of the
+        // Lease.
         if holder.is_empty() || holder == self.identity {
             spec.holder_identity = None;
             spec.renew_time = Some(MicroTime(Timestamp::now()));

@@ -61,8 +61,8 @@ impl LeaseDurations {
         self.lease
     }
 
-    /// Time after a renewal in which writes may begin. What is left of the Lease then is the time that they have to reach the API
-    /// server.
+    /// Time after a renewal in which writes may begin. What is left of the Lease then is the time that they have to
+    /// reach the API server.
     pub fn renew_deadline(&self) -> Duration {
         self.renew_deadline
     }
@@ -82,8 +82,8 @@ impl LeaseDurations {
         self.renew_deadline * 2 / 5
     }
 
-    /// Age of the last attempt at which the election counts as stuck. Attempts begin at most a little more than a renew deadline
-    /// apart.
+    /// Age of the last attempt at which the election counts as stuck. Attempts begin at most a little more than a renew
+    /// deadline apart.
     pub fn stuck_after(&self) -> Duration {
         self.lease * 2
     }

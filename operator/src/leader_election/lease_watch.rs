@@ -1,4 +1,5 @@
-//! Watches the one Lease, so that a standby notices at once that it is free. Without this watch, reads at intervals notice it.
+//! Watches the one Lease, so that a standby notices at once that it is free. Without this watch, reads at intervals
+//! notice it.
 
 use futures::TryStreamExt;
 use gpunode_process::OnChange;

@@ -5,7 +5,8 @@ use gpunode_plan::{NodeDrain, PodEviction, RejectedPod};
 use jiff::Timestamp;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-/// The index for the tasks about pods. Probes, metrics and the election read its summary instead, which waits for nobody.
+/// The index for the tasks about pods. Probes, metrics and the election read its summary instead, which waits for
+/// nobody.
 #[derive(Clone)]
 pub struct IndexReader(Arc<RwLock<ClusterIndex>>);
 

@@ -21,8 +21,8 @@ impl SummaryPublisher {
         self.summaries.subscribe()
     }
 
-    /// Publishes a change of the index: at once if the caches have synced by it or the last summary is old enough, otherwise when
-    /// the next one is due.
+    /// Publishes a change of the index: at once if the caches have synced by it or the last summary is old enough,
+    /// otherwise when the next one is due.
     pub fn changed(&mut self, index: &ClusterIndex) {
         let earliest = self.last.map(|last| last + INTERVAL);
         let has_synced_now = index.has_synced() && !self.summaries.borrow().has_synced;

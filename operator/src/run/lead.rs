@@ -1,4 +1,5 @@
-//! The thread `lead`: holds the Lease and serves probes and metrics, so that nothing that plans, watches or writes delays them.
+//! The thread `lead`: holds the Lease and serves probes and metrics, so that nothing that plans, watches or writes
+//! delays them.
 
 use crate::{
     admin::AdminServer,
@@ -16,8 +17,8 @@ use tokio::{
 
 /// The longest wait for writes to end before the Lease is released. None begins in this time.
 pub const WRITES_END_WITHIN: Duration = Duration::from_millis(500);
-/// The longest that this thread goes on after the leadership has ended: an attempt under way (1 s), the wait for writes, and the
-/// release (2 s).
+/// The longest that this thread goes on after the leadership has ended: an attempt under way (1 s), the wait for
+/// writes, and the release (2 s).
 pub const LEAD_ENDS_WITHIN: Duration = Duration::from_secs(4);
 
 /// Inputs of the thread.

@@ -380,8 +380,8 @@ async fn leader_that_cannot_renew_stops() {
     assert!(matches!(elector.run().await, Err(LeaseError::Expired(_))));
 }
 
-/// Runs a standby and lets `change` happen to its Lease after 4.5 s, between two reads. Returns the time from then until the standby
-/// may write.
+/// Runs a standby and lets `change` happen to its Lease after 4.5 s, between two reads. Returns the time from then
+/// until the standby may write.
 async fn time_to_lead(leases: &Leases, change: impl FnOnce(&Leases)) -> Duration {
     let mut standby = leases.elector("a", WARM);
     let mut leadership = standby.leadership.follow();
