@@ -107,11 +107,11 @@ impl ClusterIndex {
     /// Applies a message and adds its consequences to `effects`.
     pub fn apply(&mut self, message: IndexMessage, now: Timestamp, effects: &mut Effects) {
         let had_synced = self.has_synced();
-        let is_list = matches!(
+        let begins_list = matches!(
             message,
-            IndexMessage::Nodes(WatchUpdate::Listed(_)) | IndexMessage::DaemonSets(WatchUpdate::Listed(_))
+            IndexMessage::Nodes(WatchUpdate::ListStarted) | IndexMessage::DaemonSets(WatchUpdate::ListStarted)
         );
-        if had_synced && is_list {
+        if had_synced && begins_list {
             // Forgets policies of which nothing was left: after a restore of etcd the list may bring back what they wrote.
             self.find_removals(&BTreeSet::new(), now, effects);
         }
@@ -134,8 +134,9 @@ impl ClusterIndex {
                 self.policies_changed(&deltas, &deleted, had_synced && !changes_set, now, effects);
             }
             IndexMessage::Nodes(update) => {
+                let is_page = matches!(update, WatchUpdate::ListPage(_));
                 let deltas = self.objects.nodes.apply_watch(update);
-                if had_synced && is_list {
+                if had_synced && is_page && !deltas.iter().all(same_node) {
                     // The policies themselves may come later.
                     self.find_removals(&BTreeSet::new(), now, effects);
                 }
@@ -692,6 +693,11 @@ fn same_policy(delta: &ObjectDelta<GpuNodePolicy>) -> bool {
         && old.uid == new.uid
         && old.generation == new.generation
         && old.deletion_timestamp.is_some() == new.deletion_timestamp.is_some()
+}
+
+/// True if nothing that the planner reads changed.
+fn same_node(delta: &ObjectDelta<NodeFacts>) -> bool {
+    matches!((&delta.before, &delta.after), (Some(before), Some(after)) if before.is_same_but_version(after))
 }
 
 /// True if nothing that the planner reads changed.

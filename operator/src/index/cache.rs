@@ -8,11 +8,17 @@ use std::{
     sync::Arc,
 };
 
-/// News from a watch.
+/// News from a watch. A list comes in parts: `ListStarted`, any number of `ListPage` and `ListKept`, `ListCompleted`.
 #[derive(Clone, Debug, PartialEq)]
 pub enum WatchUpdate<T> {
-    /// A complete list: objects that it does not name do not exist.
-    Listed(Vec<T>),
+    /// A list begins, or begins again: what the one before has named no longer counts.
+    ListStarted,
+    /// Some of the objects of a list.
+    ListPage(Vec<T>),
+    /// Name of an object of a list that exists and cannot be read: its cached version stays.
+    ListKept(String),
+    /// The list is whole: objects that it did not name do not exist.
+    ListCompleted,
     /// An object that is new or changed.
     Applied(Box<T>),
     /// An object that was deleted.
@@ -23,6 +29,12 @@ impl<T> WatchUpdate<T> {
     /// An object that is new or changed.
     pub fn applied(object: T) -> Self {
         Self::Applied(Box::new(object))
+    }
+
+    /// A whole list of one page.
+    #[cfg(test)]
+    pub fn list(objects: Vec<T>) -> [Self; 3] {
+        [Self::ListStarted, Self::ListPage(objects), Self::ListCompleted]
     }
 }
 
@@ -55,6 +67,19 @@ pub struct ObjectCache<T> {
     has_synced: bool,
     /// The greatest resourceVersion that the watch brought.
     watched: Option<u64>,
+    /// The list that is coming in.
+    list: Option<IncomingList>,
+}
+
+/// A list of which pages are missing.
+#[derive(Debug, Default)]
+struct IncomingList {
+    /// Objects that were cached when it began and that it has not named yet.
+    unnamed: HashSet<String>,
+    /// Objects that writes returned since it began; the list may be older.
+    written: HashSet<String>,
+    /// The greatest resourceVersion of its objects.
+    newest: Option<u64>,
 }
 
 impl<T> Default for ObjectCache<T> {
@@ -63,6 +88,7 @@ impl<T> Default for ObjectCache<T> {
             objects: HashMap::new(),
             has_synced: false,
             watched: None,
+            list: None,
         }
     }
 }
@@ -86,22 +112,50 @@ impl<T: Versioned> ObjectCache<T> {
                 self.watched = self.watched.max(deleted.version.parse().ok());
                 self.remove(&deleted.name).into_iter().collect()
             }
-            // A list wins over every cached version: versions start again after a restore of etcd.
-            WatchUpdate::Listed(objects) => {
+            WatchUpdate::ListStarted => {
+                let unnamed = self.objects.keys().cloned().collect();
+                self.list = Some(IncomingList {
+                    unnamed,
+                    ..IncomingList::default()
+                });
+                Vec::new()
+            }
+            WatchUpdate::ListPage(objects) => {
+                let deltas = objects.into_iter().filter_map(|object| self.set_listed(object));
+                deltas.collect()
+            }
+            WatchUpdate::ListKept(name) => {
+                if let Some(list) = &mut self.list {
+                    list.unnamed.remove(&name);
+                }
+                Vec::new()
+            }
+            WatchUpdate::ListCompleted => {
                 self.has_synced = true;
-                self.watched = objects.iter().filter_map(number).max();
-                let listed: HashSet<_> = objects.iter().map(|object| object.name().to_owned()).collect();
-                let deleted: Vec<_> = self
-                    .objects
-                    .keys()
-                    .filter(|name| !listed.contains(*name))
-                    .cloned()
-                    .collect();
-                let mut deltas: Vec<_> = deleted.iter().filter_map(|name| self.remove(name)).collect();
-                deltas.extend(objects.into_iter().filter_map(|object| self.set(object)));
-                deltas
+                let list = self.list.take().unwrap_or_default();
+                self.watched = list.newest;
+                list.unnamed.iter().filter_map(|name| self.remove(name)).collect()
             }
         }
+    }
+
+    /// Applies a whole list.
+    #[cfg(test)]
+    pub fn apply_list(&mut self, objects: Vec<T>) -> Vec<ObjectDelta<T>> {
+        let updates = WatchUpdate::list(objects).into_iter();
+        updates.flat_map(|update| self.apply_watch(update)).collect()
+    }
+
+    /// Sets an object of a list. A list wins over every cached version, but for those that were written since it began:
+    /// versions start again after a restore of etcd.
+    fn set_listed(&mut self, object: T) -> Option<ObjectDelta<T>> {
+        let mut is_written = false;
+        if let Some(list) = &mut self.list {
+            list.unnamed.remove(object.name());
+            list.newest = list.newest.max(number(&object));
+            is_written = list.written.contains(object.name());
+        }
+        if is_written { self.set_newer(object) } else { self.set(object) }
     }
 
     /// Applies an object that a write returned. The response may be late and must not revive a deleted object: an updated
@@ -111,7 +165,13 @@ impl<T: Versioned> ObjectCache<T> {
             WriteKind::Create => self.watched >= number(&object),
             WriteKind::Update => self.get(object.name()).is_none(),
         };
-        if is_outdated { None } else { self.set_newer(object) }
+        if is_outdated {
+            return None;
+        }
+        if let Some(list) = &mut self.list {
+            list.written.insert(object.name().to_owned());
+        }
+        self.set_newer(object)
     }
 
     /// Applies the deletion of an object of this version by a write.
@@ -232,12 +292,50 @@ mod tests {
         let mut cache = ObjectCache::default();
         assert!(!cache.has_synced());
         assert_eq!(
-            names(&cache.apply_watch(WatchUpdate::Listed(vec![("a", "1"), ("b", "2")]))),
+            names(&cache.apply_list(vec![("a", "1"), ("b", "2")])),
             [("a", false, true), ("b", false, true)]
         );
-        let deltas = cache.apply_watch(WatchUpdate::Listed(vec![("b", "2"), ("c", "10")]));
+        let deltas = cache.apply_list(vec![("b", "2"), ("c", "10")]);
         assert_eq!(names(&deltas), [("a", true, false), ("c", false, true)]);
         assert!(cache.has_synced());
+    }
+
+    #[test]
+    fn page_is_seen_at_once_and_nothing_vanishes_before_the_list_is_whole() {
+        let mut cache = ObjectCache::default();
+        cache.apply_list(vec![("a", "1"), ("b", "2"), ("c", "3")]);
+        assert!(cache.apply_watch(WatchUpdate::ListStarted).is_empty());
+        let deltas = cache.apply_watch(WatchUpdate::ListPage(vec![("b", "4"), ("d", "5")]));
+        assert_eq!(names(&deltas), [("b", true, true), ("d", false, true)]);
+        // The list begins again, and this time it does not name `b`.
+        assert!(cache.apply_watch(WatchUpdate::ListStarted).is_empty());
+        assert!(cache.apply_watch(WatchUpdate::ListPage(vec![("d", "5")])).is_empty());
+        assert!(cache.apply_watch(WatchUpdate::ListKept("c".to_owned())).is_empty());
+        let deltas = cache.apply_watch(WatchUpdate::ListCompleted);
+        assert_eq!(names(&deltas), [("a", true, false), ("b", true, false)]);
+        assert!(cache.get("c").is_some(), "it exists, although it cannot be read");
+    }
+
+    #[test]
+    fn first_list_counts_only_when_it_is_whole() {
+        let mut cache = ObjectCache::default();
+        cache.apply_watch(WatchUpdate::ListStarted);
+        cache.apply_watch(WatchUpdate::ListPage(vec![("a", "1")]));
+        assert!(!cache.has_synced());
+        cache.apply_watch(WatchUpdate::ListCompleted);
+        assert!(cache.has_synced() && cache.get("a").is_some());
+    }
+
+    #[test]
+    fn what_was_written_during_a_list_outlives_it() {
+        let mut cache = ObjectCache::default();
+        cache.apply_list(vec![("a", "5")]);
+        cache.apply_watch(WatchUpdate::ListStarted);
+        assert!(cache.apply_write(("a", "7"), WriteKind::Update).is_some());
+        assert!(cache.apply_write(("b", "8"), WriteKind::Create).is_some());
+        assert!(cache.apply_watch(WatchUpdate::ListPage(vec![("a", "6")])).is_empty());
+        assert!(cache.apply_watch(WatchUpdate::ListCompleted).is_empty());
+        assert!(cache.get("b").is_some_and(|b| b.1 == "8"));
     }
 
     #[test]
@@ -253,7 +351,7 @@ mod tests {
     fn list_wins_even_when_versions_start_again() {
         let mut cache = ObjectCache::default();
         cache.apply_watch(WatchUpdate::applied(("a", "10")));
-        assert_eq!(cache.apply_watch(WatchUpdate::Listed(vec![("a", "3")])).len(), 1);
+        assert_eq!(cache.apply_list(vec![("a", "3")]).len(), 1);
         assert_eq!(cache.apply_watch(WatchUpdate::applied(("a", "4"))).len(), 1);
     }
 
@@ -274,7 +372,7 @@ mod tests {
         assert!(cache.apply_write(("a", "2"), WriteKind::Update).is_none());
         assert!(cache.apply_write(("a", "4"), WriteKind::Create).is_some());
         // A list does not tell the version of a deletion.
-        cache.apply_watch(WatchUpdate::Listed(vec![("b", "1")]));
+        cache.apply_list(vec![("b", "1")]);
         assert!(cache.apply_write(("a", "5"), WriteKind::Update).is_none());
     }
 }

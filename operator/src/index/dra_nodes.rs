@@ -61,13 +61,15 @@ impl DraNodes {
         self.slices.has_synced()
     }
 
-    /// Applies news from the watch. Returns the nodes that got or lost a slice.
+    /// Applies news from the watch. Returns the nodes that got or lost a slice; with the first list, all that have one.
     pub fn apply(&mut self, update: WatchUpdate<SliceOwner>, now: Timestamp) -> BTreeSet<String> {
         self.left.retain(|_, left| is_in_grace(*left, now));
-        if matches!(update, WatchUpdate::Listed(_)) {
-            self.known_since.get_or_insert(now);
-        }
         let mut nodes = BTreeSet::new();
+        if update == WatchUpdate::ListCompleted && self.known_since.is_none() {
+            self.known_since = Some(now);
+            // Nothing was known when the pages came.
+            nodes.extend(self.served.keys().cloned());
+        }
         for delta in self.slices.apply_watch(update) {
             let before = delta.before.and_then(|slice| slice.node.clone());
             let after = delta.after.and_then(|slice| slice.node.clone());
@@ -166,6 +168,12 @@ mod tests {
         (nodes.is_served(&node, None, now), nodes.grace_end(&node, None, now))
     }
 
+    fn list(nodes: &mut DraNodes, slices: Vec<SliceOwner>, second: i64) {
+        for update in WatchUpdate::list(slices) {
+            nodes.apply(update, at(second));
+        }
+    }
+
     fn names(nodes: &BTreeSet<String>) -> Vec<&str> {
         nodes.iter().map(String::as_str).collect()
     }
@@ -200,7 +208,10 @@ mod tests {
     fn nothing_is_known_before_the_first_list() {
         let mut nodes = DraNodes::default();
         assert_eq!(state(&nodes, "n", 0), (None, None));
-        let found = nodes.apply(WatchUpdate::Listed(vec![slice("s", "1", Some("n"))]), at(0));
+        nodes.apply(WatchUpdate::ListStarted, at(0));
+        nodes.apply(WatchUpdate::ListPage(vec![slice("s", "1", Some("n"))]), at(0));
+        assert_eq!(state(&nodes, "n", 0), (None, None), "the list is not whole");
+        let found = nodes.apply(WatchUpdate::ListCompleted, at(0));
         assert_eq!(names(&found), ["n"]);
         assert_eq!(
             [state(&nodes, "n", 0), state(&nodes, "other", 0)],
@@ -212,7 +223,7 @@ mod tests {
     fn node_is_served_until_two_minutes_after_its_last_slice() {
         let mut nodes = DraNodes::default();
         let both = vec![slice("a", "1", Some("n")), slice("b", "2", Some("n"))];
-        nodes.apply(WatchUpdate::Listed(both), at(0));
+        list(&mut nodes, both, 0);
         nodes.apply(deleted("a"), at(10));
         assert_eq!(state(&nodes, "n", 500), (Some(true), None));
         assert_eq!(names(&nodes.apply(deleted("b"), at(1000))), ["n"]);
@@ -223,13 +234,13 @@ mod tests {
     #[test]
     fn driver_that_is_replaced_changes_nothing_and_one_that_publishes_again_plans_nothing() {
         let mut nodes = DraNodes::default();
-        nodes.apply(WatchUpdate::Listed(vec![slice("a", "1", Some("n"))]), at(0));
+        list(&mut nodes, vec![slice("a", "1", Some("n"))], 0);
         assert!(
             nodes
                 .apply(WatchUpdate::applied(slice("a", "2", Some("n"))), at(1))
                 .is_empty()
         );
-        nodes.apply(WatchUpdate::Listed(vec![]), at(10));
+        list(&mut nodes, vec![], 10);
         assert_eq!(state(&nodes, "n", 60), (Some(true), Some(at(130))));
         nodes.apply(WatchUpdate::applied(slice("b", "3", Some("n"))), at(60));
         assert_eq!(state(&nodes, "n", 61), (Some(true), None));

@@ -30,6 +30,14 @@ pub enum IndexMessage {
     },
 }
 
+#[cfg(test)]
+impl IndexMessage {
+    /// A whole list of one page.
+    pub fn list<T>(message: fn(WatchUpdate<T>) -> Self, objects: Vec<T>) -> [Self; 3] {
+        WatchUpdate::list(objects).map(message)
+    }
+}
+
 /// Object that the API server returned for an accepted request, or for a read after a lost race.
 #[derive(Debug)]
 pub enum WrittenObject {

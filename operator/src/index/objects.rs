@@ -40,6 +40,8 @@ pub struct Objects {
     pub dra_nodes: DraNodes,
     /// Policies that cannot be read, by name.
     unreadable: BTreeMap<String, UnreadablePolicy>,
+    /// Policies that cannot be read and that the list that is coming in has not named yet.
+    unlisted: BTreeSet<String>,
     /// The policies, ready for planning.
     set: PolicySet,
     /// Policies that no longer select a node by its labels, by node. Few nodes have any.
@@ -61,6 +63,7 @@ impl Objects {
             gpu_nodes: ObjectCache::default(),
             dra_nodes: DraNodes::default(),
             unreadable: BTreeMap::new(),
+            unlisted: BTreeSet::new(),
             set: PolicySet::default()
                 .with_gpu_labels(gpu_labels)
                 .with_agent_images(Some(agent_images)),
@@ -98,28 +101,43 @@ impl Objects {
     pub fn apply_policies(&mut self, update: WatchUpdate<WatchedPolicy>) -> PolicyChanges {
         let before = self.unreadable.clone();
         let deltas = match update {
-            WatchUpdate::Listed(policies) => {
-                self.unreadable.clear();
-                let mut readable = Vec::new();
+            WatchUpdate::ListStarted => {
+                self.unlisted = self.unreadable.keys().cloned().collect();
+                self.policies.apply_watch(WatchUpdate::ListStarted)
+            }
+            WatchUpdate::ListPage(policies) => {
+                let (mut readable, mut deltas) = (Vec::new(), Vec::new());
                 for policy in policies {
                     match policy {
-                        WatchedPolicy::Readable(policy) => readable.push(*policy),
-                        WatchedPolicy::Unreadable(policy) => self.insert_unreadable(*policy),
+                        WatchedPolicy::Readable(policy) => {
+                            self.unreadable.remove(policy.name());
+                            readable.push(*policy);
+                        }
+                        WatchedPolicy::Unreadable(policy) => {
+                            self.unlisted.remove(policy.name());
+                            deltas.extend(self.set_unreadable(*policy));
+                        }
                     }
                 }
-                self.policies.apply_watch(WatchUpdate::Listed(readable))
+                deltas.extend(self.policies.apply_watch(WatchUpdate::ListPage(readable)));
+                deltas
+            }
+            WatchUpdate::ListKept(name) => {
+                self.unlisted.remove(&name);
+                self.policies.apply_watch(WatchUpdate::ListKept(name))
+            }
+            WatchUpdate::ListCompleted => {
+                for name in std::mem::take(&mut self.unlisted) {
+                    self.unreadable.remove(&name);
+                }
+                self.policies.apply_watch(WatchUpdate::ListCompleted)
             }
             WatchUpdate::Applied(policy) => match *policy {
                 WatchedPolicy::Readable(policy) => {
                     self.unreadable.remove(policy.name());
                     self.policies.apply_watch(WatchUpdate::Applied(policy))
                 }
-                WatchedPolicy::Unreadable(policy) => {
-                    let (name, version) = (policy.name().to_owned(), policy.version().to_owned());
-                    self.insert_unreadable(*policy);
-                    self.policies
-                        .apply_watch(WatchUpdate::Deleted(DeletedObject { name, version }))
-                }
+                WatchedPolicy::Unreadable(policy) => self.set_unreadable(*policy),
             },
             WatchUpdate::Deleted(deleted) => {
                 self.unreadable.remove(&deleted.name);
@@ -138,13 +156,16 @@ impl Objects {
         }
     }
 
-    /// Adds an unreadable policy, unless it is being deleted.
-    fn insert_unreadable(&mut self, policy: UnreadablePolicy) {
+    /// Adds an unreadable policy, unless it is being deleted, in place of its readable version. Returns the change of that.
+    fn set_unreadable(&mut self, policy: UnreadablePolicy) -> Vec<ObjectDelta<GpuNodePolicy>> {
+        let (name, version) = (policy.name().to_owned(), policy.version().to_owned());
         if policy.metadata.deletion_timestamp.is_none() {
             self.unreadable.insert(policy.name().to_owned(), policy);
         } else {
             self.unreadable.remove(policy.name());
         }
+        self.policies
+            .apply_watch(WatchUpdate::Deleted(DeletedObject { name, version }))
     }
 
     /// A policy that cannot be read.

@@ -37,10 +37,10 @@ impl Scene {
     /// An index that has synced with an empty cluster.
     fn synced() -> Self {
         let mut scene = Self::not_synced();
-        scene.apply(IndexMessage::Policies(WatchUpdate::Listed(vec![])));
-        scene.apply(IndexMessage::Nodes(WatchUpdate::Listed(vec![])));
-        scene.apply(IndexMessage::GpuNodes(WatchUpdate::Listed(vec![])));
-        scene.apply(IndexMessage::DaemonSets(WatchUpdate::Listed(vec![])));
+        scene.list(IndexMessage::Policies, vec![]);
+        scene.list(IndexMessage::Nodes, vec![]);
+        scene.list(IndexMessage::GpuNodes, vec![]);
+        scene.list(IndexMessage::DaemonSets, vec![]);
         scene
     }
 
@@ -69,6 +69,19 @@ impl Scene {
 
     fn apply_at(&mut self, now: Timestamp, message: IndexMessage) {
         self.go(|index, _, effects| index.apply(message, now, effects));
+    }
+
+    fn list<T>(&mut self, message: fn(WatchUpdate<T>) -> IndexMessage, objects: Vec<T>) {
+        self.list_at(Timestamp::UNIX_EPOCH, message, objects);
+    }
+
+    /// A whole list; the effects are those of all its parts.
+    fn list_at<T>(&mut self, now: Timestamp, message: fn(WatchUpdate<T>) -> IndexMessage, objects: Vec<T>) {
+        self.go(|index, _, effects| {
+            for update in IndexMessage::list(message, objects) {
+                index.apply(update, now, effects);
+            }
+        });
     }
 
     /// The API server accepts a request of a write.
@@ -210,15 +223,15 @@ fn nothing_is_planned_before_every_cache_has_synced() {
         annotated: true,
         ..owned
     };
-    scene.apply(IndexMessage::Nodes(WatchUpdate::Listed(vec![owned])));
-    scene.apply(IndexMessage::GpuNodes(WatchUpdate::Listed(vec![])));
-    scene.apply(IndexMessage::DaemonSets(WatchUpdate::Listed(vec![])));
+    scene.list(IndexMessage::Nodes, vec![owned]);
+    scene.list(IndexMessage::GpuNodes, vec![]);
+    scene.list(IndexMessage::DaemonSets, vec![]);
     assert!(
         !scene.index.has_synced() && scene.queued().is_empty(),
         "{:?}",
         scene.effects
     );
-    scene.apply(IndexMessage::Policies(WatchUpdate::Listed(vec![])));
+    scene.list(IndexMessage::Policies, vec![]);
     assert_eq!(scene.queued(), [&node("a")], "no policy wants the label on the node");
 }
 
@@ -668,7 +681,7 @@ fn policy_that_cannot_be_read_keeps_what_it_wrote_and_holds_up_no_other() {
 
     // A replica that starts lists it among the others.
     let policy = unreadable(&mut scene, "new");
-    scene.apply(IndexMessage::Policies(WatchUpdate::Listed(vec![policy])));
+    scene.list(IndexMessage::Policies, vec![policy]);
     assert_eq!(scene.effects.events.len(), 1, "the policy is reported once");
     assert_eq!(scene.effects.events[0].reason, "Unreadable");
     assert_eq!(scene.node_write("n"), None);
@@ -692,6 +705,38 @@ fn policy_that_cannot_be_read_keeps_what_it_wrote_and_holds_up_no_other() {
     assert_eq!(labels(&scene), BTreeMap::new());
     let write = scene.index.daemonset_write(&policy_daemonset_name("new"));
     assert!(matches!(write, Some(DaemonSetWrite::Delete { .. })), "{write:?}");
+}
+
+#[test]
+fn policy_that_cannot_be_read_goes_only_with_a_whole_list() {
+    let mut scene = Scene::synced();
+    let policy = unreadable(&mut scene, "p");
+    scene.list(IndexMessage::Policies, vec![policy.clone()]);
+    scene.apply(IndexMessage::Policies(WatchUpdate::ListStarted));
+    scene.apply(IndexMessage::Policies(WatchUpdate::ListPage(vec![])));
+    assert_eq!(scene.index.unreadable_policies(), 1);
+    scene.list(IndexMessage::Policies, vec![policy]);
+    assert_eq!(scene.index.unreadable_policies(), 1, "a list that begins again");
+    scene.list(IndexMessage::Policies, vec![]);
+    assert_eq!(scene.index.unreadable_policies(), 0);
+}
+
+#[test]
+fn nothing_is_planned_before_every_list_is_whole() {
+    let mut scene = Scene::not_synced();
+    let policy = scene.policy("p", "{nodeSelector: {}, labels: {x: y}}");
+    scene.list(IndexMessage::Policies, vec![policy.into()]);
+    scene.list(IndexMessage::GpuNodes, vec![]);
+    scene.list(IndexMessage::DaemonSets, vec![]);
+    let facts = scene.facts("n", &json!({}));
+    let key = WorkKey::Node("n".to_owned());
+    let is_queued = |scene: &Scene| scene.effects.queued.iter().any(|queued| queued.key == key);
+    for update in [WatchUpdate::ListStarted, WatchUpdate::ListPage(vec![facts])] {
+        scene.apply(IndexMessage::Nodes(update));
+        assert!(!is_queued(&scene));
+    }
+    scene.apply(IndexMessage::Nodes(WatchUpdate::ListCompleted));
+    assert!(is_queued(&scene));
 }
 
 #[test]
@@ -922,12 +967,12 @@ fn edit_and_deletion_of_a_policy_have_no_grace_and_a_restart_grants_it_where_the
             annotated: true,
             ..facts
         };
-        scene.apply(IndexMessage::Nodes(WatchUpdate::Listed(vec![facts])));
-        scene.apply(IndexMessage::GpuNodes(WatchUpdate::Listed(vec![])));
-        scene.apply(IndexMessage::DaemonSets(WatchUpdate::Listed(vec![])));
-        scene.apply(IndexMessage::Policies(WatchUpdate::Listed(vec![
+        scene.list(IndexMessage::Nodes, vec![facts]);
+        scene.list(IndexMessage::GpuNodes, vec![]);
+        scene.list(IndexMessage::DaemonSets, vec![]);
+        scene.list(IndexMessage::Policies, vec![
             WatchedPolicy::Readable(Box::new(policy)),
-        ])));
+        ]);
         assert_eq!(patch_at(&mut scene, 1).is_none(), is_kept, "{observed:?}");
     }
 }

@@ -63,7 +63,9 @@ pub fn deletions(update: &WatchUpdate<WatchedPolicy>) -> BTreeSet<String> {
     match update {
         WatchUpdate::Deleted(deleted) => BTreeSet::from([deleted.name.clone()]),
         WatchUpdate::Applied(policy) => Some(&**policy).filter(is_deleted).map(name).into_iter().collect(),
-        WatchUpdate::Listed(policies) => policies.iter().filter(is_deleted).map(name).collect(),
+        WatchUpdate::ListPage(policies) => policies.iter().filter(is_deleted).map(name).collect(),
+        // Nobody saw the deletion of those that a list lacks.
+        WatchUpdate::ListStarted | WatchUpdate::ListKept(_) | WatchUpdate::ListCompleted => BTreeSet::new(),
     }
 }
 

@@ -98,11 +98,14 @@ impl Scene {
         gpu_node.metadata.resource_version = Some("2".to_owned());
         let policy = GpuNodePolicy::new("p", serde_yaml::from_str(policy).unwrap());
         for message in [
-            IndexMessage::Policies(WatchUpdate::Listed(vec![policy.into()])),
-            IndexMessage::Nodes(WatchUpdate::Listed(vec![node])),
-            IndexMessage::GpuNodes(WatchUpdate::Listed(vec![gpu_node])),
-            IndexMessage::DaemonSets(WatchUpdate::Listed(vec![])),
-        ] {
+            IndexMessage::list(IndexMessage::Policies, vec![policy.into()]),
+            IndexMessage::list(IndexMessage::Nodes, vec![node]),
+            IndexMessage::list(IndexMessage::GpuNodes, vec![gpu_node]),
+            IndexMessage::list(IndexMessage::DaemonSets, vec![]),
+        ]
+        .into_iter()
+        .flatten()
+        {
             reconciler.handle(message);
         }
         reconciler.lead();

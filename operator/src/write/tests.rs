@@ -49,11 +49,14 @@ impl Scene {
         let mut index = ClusterIndex::new(pods, true);
         let node = NodeFacts::of(&serde_json::from_value::<Node>(node.clone()).unwrap());
         for message in [
-            IndexMessage::Policies(WatchUpdate::Listed(policies.into_iter().map(Into::into).collect())),
-            IndexMessage::Nodes(WatchUpdate::Listed(vec![node])),
-            IndexMessage::GpuNodes(WatchUpdate::Listed(gpu_nodes)),
-            IndexMessage::DaemonSets(WatchUpdate::Listed(vec![])),
-        ] {
+            IndexMessage::list(IndexMessage::Policies, policies.into_iter().map(Into::into).collect()),
+            IndexMessage::list(IndexMessage::Nodes, vec![node]),
+            IndexMessage::list(IndexMessage::GpuNodes, gpu_nodes),
+            IndexMessage::list(IndexMessage::DaemonSets, vec![]),
+        ]
+        .into_iter()
+        .flatten()
+        {
             index.apply(message, Timestamp::now(), &mut Effects::default());
         }
         let (sender, messages) = mpsc::channel(8);
@@ -314,7 +317,7 @@ async fn no_request_goes_out_before_the_index_has_a_place_for_its_result() {
     let labels = policy(&json!({"nodeSelector": {}, "labels": {"x": "y"}}));
     let mut scene = Scene::new(403, vec![labels], &bare, vec![]);
     let (sender, messages) = mpsc::channel(1);
-    let message = || IndexMessage::Nodes(WatchUpdate::Listed(vec![]));
+    let message = || IndexMessage::Nodes(WatchUpdate::ListStarted);
     sender.try_send(message()).unwrap();
     (scene.writer.results.messages, scene.messages) = (sender, messages);
     let key = WorkKey::Node("n".to_owned());

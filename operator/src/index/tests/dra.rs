@@ -85,7 +85,7 @@ fn assert_looks_again(scene: &Scene, node: &str, expected: Timestamp) {
 fn agents_of_a_node_with_slices_are_told_and_no_other_ones() {
     let mut scene = scene();
     let of_a = slice(&mut scene, "a");
-    scene.apply(IndexMessage::ResourceSlices(WatchUpdate::Listed(vec![])));
+    scene.list(IndexMessage::ResourceSlices, vec![]);
     scene.apply(IndexMessage::ResourceSlices(WatchUpdate::applied(of_a)));
     assert!(
         queued(&scene).contains(&WorkKey::Node("a".to_owned())),
@@ -106,7 +106,7 @@ fn what_the_gpu_node_says_stands_until_the_slices_are_known() {
     let mut scene = scene();
     store(&mut scene, "a", true);
     assert_eq!(request(&mut scene, at(0), "a"), None);
-    scene.apply_at(at(1000), IndexMessage::ResourceSlices(WatchUpdate::Listed(vec![])));
+    scene.list_at(at(1000), IndexMessage::ResourceSlices, vec![]);
     assert_looks_again(&scene, "a", at(1120));
     assert_eq!(
         request(&mut scene, at(1119), "a"),
@@ -120,9 +120,9 @@ fn what_the_gpu_node_says_stands_until_the_slices_are_known() {
 fn agents_serve_again_two_minutes_after_the_last_slice() {
     let mut scene = scene();
     let of_a = slice(&mut scene, "a");
-    scene.apply(IndexMessage::ResourceSlices(WatchUpdate::Listed(vec![of_a])));
+    scene.list(IndexMessage::ResourceSlices, vec![of_a]);
     store(&mut scene, "a", true);
-    scene.apply_at(at(1000), IndexMessage::ResourceSlices(WatchUpdate::Listed(vec![])));
+    scene.list_at(at(1000), IndexMessage::ResourceSlices, vec![]);
     assert_looks_again(&scene, "a", at(1120));
     assert_eq!(request(&mut scene, at(1119), "a"), None);
     assert_eq!(request(&mut scene, at(1120), "a"), Some(false));
@@ -132,10 +132,10 @@ fn agents_serve_again_two_minutes_after_the_last_slice() {
 fn two_minutes_begin_when_node_and_driver_are_back() {
     let mut scene = scene();
     let of_a = slice(&mut scene, "a");
-    scene.apply(IndexMessage::ResourceSlices(WatchUpdate::Listed(vec![of_a])));
+    scene.list(IndexMessage::ResourceSlices, vec![of_a]);
     store(&mut scene, "a", true);
     set_ready(&mut scene, "a", "False", at(1000));
-    scene.apply_at(at(1030), IndexMessage::ResourceSlices(WatchUpdate::Listed(vec![])));
+    scene.list_at(at(1030), IndexMessage::ResourceSlices, vec![]);
     assert_eq!(request(&mut scene, at(2000), "a"), None, "the node reboots");
     set_ready(&mut scene, "a", "True", at(2000));
     set_driver(&mut scene, "a", "False", at(2010));

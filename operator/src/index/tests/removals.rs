@@ -80,9 +80,7 @@ fn policy_that_is_missing_from_a_list_has_a_minute_to_come_back() {
     let daemonset = policy_daemonset_name("p");
     scene.write_daemonset(&daemonset, |_| {});
     for second in [0, 100] {
-        scene.go(|index, _, effects| {
-            index.apply(IndexMessage::Policies(WatchUpdate::Listed(vec![])), at(second), effects);
-        });
+        scene.list_at(at(second), IndexMessage::Policies, vec![]);
         let [(reason, message)] = scene.events()[..] else {
             panic!("{:?}", scene.events())
         };
@@ -115,10 +113,10 @@ fn policy_that_is_missing_from_the_first_list_has_a_minute_to_come_back() {
         annotated: true,
         ..scene.facts("a", &json!({"x": "y"}))
     };
-    scene.apply(IndexMessage::Nodes(WatchUpdate::Listed(vec![owned])));
-    scene.apply(IndexMessage::GpuNodes(WatchUpdate::Listed(vec![])));
-    scene.apply(IndexMessage::DaemonSets(WatchUpdate::Listed(vec![])));
-    scene.apply(IndexMessage::Policies(WatchUpdate::Listed(vec![])));
+    scene.list(IndexMessage::Nodes, vec![owned]);
+    scene.list(IndexMessage::GpuNodes, vec![]);
+    scene.list(IndexMessage::DaemonSets, vec![]);
+    scene.list(IndexMessage::Policies, vec![]);
     assert!(scene.due_nodes().is_empty(), "{:?}", scene.effects);
     scene.go(ClusterIndex::queue_everything);
     assert!(scene.queued().contains(&&WorkKey::Removal("p".to_owned())));
@@ -191,13 +189,13 @@ fn daemonset_whose_policy_is_gone_has_a_minute_and_one_of_somebody_else_stays() 
     other.metadata.name = Some(foreign.clone());
 
     let mut restarted = Scene::not_synced();
-    restarted.apply(IndexMessage::Policies(WatchUpdate::Listed(vec![])));
-    restarted.apply(IndexMessage::Nodes(WatchUpdate::Listed(vec![])));
-    restarted.apply(IndexMessage::GpuNodes(WatchUpdate::Listed(vec![])));
-    restarted.apply(IndexMessage::DaemonSets(WatchUpdate::Listed(vec![
+    restarted.list(IndexMessage::Policies, vec![]);
+    restarted.list(IndexMessage::Nodes, vec![]);
+    restarted.list(IndexMessage::GpuNodes, vec![]);
+    restarted.list(IndexMessage::DaemonSets, vec![
         known.clone(),
         other,
-    ])));
+    ]);
     restarted.go(ClusterIndex::queue_everything);
     assert_eq!(
         restarted.events().first().map(|(reason, _)| *reason),
@@ -236,11 +234,11 @@ fn nodes_that_a_restore_of_etcd_lists_before_their_policy_have_a_minute() {
             scene = Scene::synced();
         }
         for kind in order.chars() {
-            scene.apply(if kind == 'n' {
-                IndexMessage::Nodes(WatchUpdate::Listed(vec![facts.clone()]))
+            if kind == 'n' {
+                scene.list(IndexMessage::Nodes, vec![facts.clone()]);
             } else {
-                IndexMessage::DaemonSets(WatchUpdate::Listed(vec![agents.clone()]))
-            });
+                scene.list(IndexMessage::DaemonSets, vec![agents.clone()]);
+            }
             assert_eq!(
                 scene.index.daemonset_write(&daemonset),
                 None,
@@ -269,7 +267,7 @@ fn what_another_policy_wants_waits_while_a_missing_policy_may_come_back() {
     assert_eq!(patch_at(&mut scene, 0), None);
 
     let listed = scene.policy("base", base);
-    scene.apply(IndexMessage::Policies(WatchUpdate::Listed(vec![listed.into()])));
+    scene.list(IndexMessage::Policies, vec![listed.into()]);
     assert_eq!(patch_at(&mut scene, 59), None, "label, agent and record stay");
     let recheck = QueuedKey {
         key: node("n"),

@@ -100,10 +100,10 @@ fn new_leader_goes_on_where_the_one_before_was() {
         .collect();
     let mut other = Scene::not_synced();
     let policy = other.policy("p", EVICTING);
-    other.apply(IndexMessage::Policies(WatchUpdate::Listed(vec![policy.into()])));
-    other.apply(IndexMessage::Nodes(WatchUpdate::Listed(facts)));
-    other.apply(IndexMessage::GpuNodes(WatchUpdate::Listed(vec![])));
-    other.apply(IndexMessage::DaemonSets(WatchUpdate::Listed(vec![])));
+    other.list(IndexMessage::Policies, vec![policy.into()]);
+    other.list(IndexMessage::Nodes, facts);
+    other.list(IndexMessage::GpuNodes, vec![]);
+    other.list(IndexMessage::DaemonSets, vec![]);
     assert_eq!(
         (other.effects.drains.clone(), other.due_nodes()),
         (vec!["a".to_owned()], vec![])

@@ -41,11 +41,14 @@ impl Scene {
         let mut reconciler = Reconciler::new(index, outputs, Arc::new(OperatorMetrics::new()));
         let policy = GpuNodePolicy::new("p", serde_json::from_value(policy.clone()).unwrap());
         for message in [
-            IndexMessage::Policies(WatchUpdate::Listed(vec![policy.into()])),
-            IndexMessage::Nodes(WatchUpdate::Listed(vec![facts(node)])),
-            IndexMessage::GpuNodes(WatchUpdate::Listed(vec![])),
-            IndexMessage::DaemonSets(WatchUpdate::Listed(vec![])),
-        ] {
+            IndexMessage::list(IndexMessage::Policies, vec![policy.into()]),
+            IndexMessage::list(IndexMessage::Nodes, vec![facts(node)]),
+            IndexMessage::list(IndexMessage::GpuNodes, vec![]),
+            IndexMessage::list(IndexMessage::DaemonSets, vec![]),
+        ]
+        .into_iter()
+        .flatten()
+        {
             reconciler.handle(message);
         }
         let (sender, receiver) = mpsc::channel(8);
