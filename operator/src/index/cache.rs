@@ -155,7 +155,11 @@ impl<T: Versioned> ObjectCache<T> {
             list.newest = list.newest.max(number(&object));
             is_written = list.written.contains(object.name());
         }
-        if is_written { self.set_newer(object) } else { self.set(object) }
+        if is_written {
+            self.set_newer(object)
+        } else {
+            self.set(object)
+        }
     }
 
     /// Applies an object that a write returned. The response may be late and must not revive a deleted object: an updated

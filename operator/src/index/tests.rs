@@ -970,9 +970,7 @@ fn edit_and_deletion_of_a_policy_have_no_grace_and_a_restart_grants_it_where_the
         scene.list(IndexMessage::Nodes, vec![facts]);
         scene.list(IndexMessage::GpuNodes, vec![]);
         scene.list(IndexMessage::DaemonSets, vec![]);
-        scene.list(IndexMessage::Policies, vec![
-            WatchedPolicy::Readable(Box::new(policy)),
-        ]);
+        scene.list(IndexMessage::Policies, vec![WatchedPolicy::Readable(Box::new(policy))]);
         assert_eq!(patch_at(&mut scene, 1).is_none(), is_kept, "{observed:?}");
     }
 }

@@ -1,80 +1,112 @@
 //! Kinds that cannot be listed or watched.
 
-use kube::runtime::watcher::Error;
 use std::{
-    collections::HashMap,
+    collections::BTreeMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 use tokio::time::Instant;
 
-/// A kind that cannot be listed or watched for this long does not follow the cluster.
-const FAILING_AFTER: Duration = Duration::from_mins(1);
-/// Starts of a watch are at most this far apart. A watch that starts and brings nothing tells so by no further error alone.
-const LONGEST_PAUSE: Duration = Duration::from_secs(90);
+/// A kind that cannot be listed for this long does not follow the cluster.
+const LIST_FAILS_AFTER: Duration = Duration::from_mins(1);
+/// A watch without a sign of life for this long does not follow the cluster: one that is silent for 70 s is given up, and the next
+/// one has 10 s to start.
+const WATCH_FAILS_AFTER: Duration = Duration::from_secs(80);
 
-/// Troubles of watches, by kind of object.
+/// Health of the watches, by kind of object. Clones share it.
 #[derive(Clone, Debug, Default)]
-pub struct WatchHealth(Arc<Mutex<HashMap<String, Trouble>>>);
+pub struct WatchHealth(Arc<Mutex<BTreeMap<String, KindHealth>>>);
 
 #[derive(Clone, Copy, Debug)]
-enum Trouble {
-    /// The list is not complete, however many attempts there were. The furthest brought `most` objects, the last of them at `since`.
-    Listing { since: Instant, most: usize },
-    /// The watch could not be started.
-    FailedStarts { first: Instant, last: Instant },
+struct KindHealth {
+    /// Moment of the last sign of life: an event, a bookmark, a page, or the acceptance of a watch.
+    contact: Instant,
+    /// The list that is coming in; `None` once it is whole.
+    list: Option<ListHealth>,
+}
+
+/// A list that is not whole, however many attempts there were.
+#[derive(Clone, Copy, Debug)]
+struct ListHealth {
+    /// Number of objects that the furthest attempt brought.
+    most: usize,
+    /// Moment of the last of them; the begin before the first.
+    since: Instant,
+}
+
+impl KindHealth {
+    fn is_failing(&self, now: Instant) -> bool {
+        match self.list {
+            Some(list) => now - list.since >= LIST_FAILS_AFTER,
+            None => now - self.contact >= WATCH_FAILS_AFTER,
+        }
+    }
 }
 
 impl WatchHealth {
     /// Records that a list begins, or begins again.
     pub fn began_list(&self, kind: &str, now: Instant) {
         let mut all = self.lock();
-        if !matches!(all.get(kind), Some(Trouble::Listing { .. })) {
-            all.insert(kind.to_owned(), Trouble::Listing { since: now, most: 0 });
+        if !all.contains_key(kind) {
+            let health = KindHealth {
+                contact: now,
+                list: None,
+            };
+            all.insert(kind.to_owned(), health);
+        }
+        if let Some(health) = all.get_mut(kind) {
+            health.list.get_or_insert(ListHealth { most: 0, since: now });
         }
     }
 
     /// Records how many objects a list has brought so far. A first page that comes again and again is no progress.
     pub fn progressed(&self, kind: &str, count: usize, now: Instant) {
-        if let Some(Trouble::Listing { since, most }) = self.lock().get_mut(kind)
-            && count > *most
-        {
-            (*since, *most) = (now, count);
-        }
-    }
-
-    /// Records an error of a watch. One that ends after it was started has worked until then.
-    pub fn failed(&self, kind: &str, error: &Error, now: Instant) {
-        match error {
-            Error::WatchStartFailed(_) => {
-                let mut all = self.lock();
-                let first = match all.get(kind) {
-                    Some(Trouble::FailedStarts { first, last }) if now - *last <= LONGEST_PAUSE => *first,
-                    _ => now,
+        if let Some(health) = self.lock().get_mut(kind) {
+            health.contact = now;
+            if let Some(list) = health.list.as_mut().filter(|list| count > list.most) {
+                *list = ListHealth {
+                    most: count,
+                    since: now,
                 };
-                all.insert(kind.to_owned(), Trouble::FailedStarts { first, last: now });
             }
-            // A list begins next, or begins again.
-            Error::InitialListFailed(_) | Error::NoResourceVersion => {}
-            Error::WatchError(_) | Error::WatchFailed(_) => self.worked(kind),
         }
     }
 
-    /// Records that a list is complete, or that a watch brought something.
-    pub fn worked(&self, kind: &str) {
-        self.lock().remove(kind);
+    /// Records that a list is whole.
+    pub fn listed(&self, kind: &str, now: Instant) {
+        if let Some(health) = self.lock().get_mut(kind) {
+            (health.contact, health.list) = (now, None);
+        }
     }
 
-    /// True if a kind could not be listed or watched for a minute. A list that takes longer is fine while it goes on.
+    /// Records a sign of life of a watch.
+    pub fn contact(&self, kind: &str, now: Instant) {
+        if let Some(health) = self.lock().get_mut(kind) {
+            health.contact = now;
+        }
+    }
+
+    /// Returns the kinds that could not be listed for a minute, or whose watch had no sign of life for 80 s, with the age of the
+    /// last one. A list that takes longer is fine while it goes on.
+    pub fn failing(&self, now: Instant) -> Vec<(String, Duration)> {
+        let all = self.lock();
+        let failing = all.iter().filter(|(_, health)| health.is_failing(now));
+        failing.map(|(kind, health)| (kind.clone(), now - health.contact)).collect()
+    }
+
+    /// True if a kind does not follow the cluster.
     pub fn is_failing(&self, now: Instant) -> bool {
-        let is_failing = |trouble: &Trouble| match *trouble {
-            Trouble::Listing { since, .. } => now - since >= FAILING_AFTER,
-            Trouble::FailedStarts { first, last } => last - first >= FAILING_AFTER && now - last <= LONGEST_PAUSE,
-        };
-        self.lock().values().any(is_failing)
+        self.lock().values().any(|health| health.is_failing(now))
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, Trouble>> {
+    /// Returns the age of the last sign of life of each watch, by kind.
+    pub fn ages(&self, now: Instant) -> Vec<(String, Duration)> {
+        let all = self.lock();
+        let ages = all.iter().map(|(kind, health)| (kind.clone(), now - health.contact));
+        ages.collect()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, KindHealth>> {
         // No code that could panic runs under the lock.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -84,37 +116,29 @@ impl WatchHealth {
 mod tests {
     use super::*;
 
-    fn not_started() -> Error {
-        Error::WatchStartFailed(kube::Error::LinesCodecMaxLineLengthExceeded)
+    fn failing(health: &WatchHealth, now: Instant) -> Vec<(String, u64)> {
+        let failing = health.failing(now).into_iter();
+        let failing: Vec<_> = failing.map(|(kind, age)| (kind, age.as_secs())).collect();
+        assert_eq!(health.is_failing(now), !failing.is_empty());
+        failing
     }
 
     #[tokio::test(start_paused = true)]
-    async fn watch_fails_when_it_cannot_be_started_for_a_minute_and_until_it_brings_something() {
+    async fn watch_without_a_sign_of_life_fails_after_80_seconds_and_until_the_next() {
         let health = WatchHealth::default();
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
-        for (seconds, is_failing) in [(0, false), (30, false), (59, false), (61, true)] {
-            health.failed("nodes", &not_started(), at(seconds));
-            assert_eq!(health.is_failing(at(seconds)), is_failing, "{seconds}");
+        for kind in ["nodes", "policies"] {
+            health.began_list(kind, at(0));
+            health.listed(kind, at(10));
         }
-        health.worked("policies");
-        assert!(health.is_failing(at(62)));
-        health.worked("nodes");
-        assert!(!health.is_failing(at(62)));
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn errors_long_apart_are_no_failure_and_one_without_another_has_ended() {
-        let health = WatchHealth::default();
-        let start = Instant::now();
-        let at = |seconds| start + Duration::from_secs(seconds);
-        for seconds in [0, 300, 600] {
-            health.failed("nodes", &not_started(), at(seconds));
-            assert!(!health.is_failing(at(seconds)));
-        }
-        health.failed("nodes", &not_started(), at(670));
-        assert!(health.is_failing(at(670)));
-        assert!(!health.is_failing(at(800)), "no error since, so the watch was started");
+        health.contact("policies", at(60));
+        assert_eq!(failing(&health, at(89)), []);
+        assert_eq!(failing(&health, at(90)), [("nodes".to_owned(), 80)]);
+        let ages = [("nodes".to_owned(), 80), ("policies".to_owned(), 30)];
+        assert_eq!(health.ages(at(90)), ages.map(|(kind, age)| (kind, Duration::from_secs(age))));
+        health.contact("nodes", at(91));
+        assert_eq!(failing(&health, at(91)), []);
     }
 
     #[tokio::test(start_paused = true)]
@@ -124,10 +148,9 @@ mod tests {
         let at = |seconds| start + Duration::from_secs(seconds);
         for (seconds, is_failing) in [(0, false), (30, false), (59, false), (60, true), (300, true)] {
             health.began_list("nodes", at(seconds));
-            health.failed("nodes", &Error::NoResourceVersion, at(seconds));
             assert_eq!(health.is_failing(at(seconds)), is_failing, "{seconds}");
         }
-        health.worked("nodes");
+        health.listed("nodes", at(300));
         assert!(!health.is_failing(at(300)));
     }
 

@@ -192,10 +192,7 @@ fn daemonset_whose_policy_is_gone_has_a_minute_and_one_of_somebody_else_stays() 
     restarted.list(IndexMessage::Policies, vec![]);
     restarted.list(IndexMessage::Nodes, vec![]);
     restarted.list(IndexMessage::GpuNodes, vec![]);
-    restarted.list(IndexMessage::DaemonSets, vec![
-        known.clone(),
-        other,
-    ]);
+    restarted.list(IndexMessage::DaemonSets, vec![known.clone(), other]);
     restarted.go(ClusterIndex::queue_everything);
     assert_eq!(
         restarted.events().first().map(|(reason, _)| *reason),

@@ -1,0 +1,324 @@
+//! Requests of lists and watches, and their responses piece by piece: a page is parsed object by object, a stream line by line.
+
+use http::{Request, header::RETRY_AFTER};
+use http_body::Body as _;
+use kube::{
+    Client,
+    client::Body,
+    core::{Status, WatchEvent},
+};
+use serde::{
+    Deserialize, Deserializer,
+    de::{DeserializeOwned, DeserializeSeed, IgnoredAny, MapAccess, SeqAccess, Visitor},
+};
+use std::{fmt, future::poll_fn, io::BufRead, marker::PhantomData, pin::Pin, time::Duration};
+use tokio::time::timeout;
+
+/// Longest time until a response begins, and between its parts but for those of a stream. The API server may let a request wait
+/// for a quarter of its minute (`RequestTimeout` in `pkg/server/config.go` of k8s.io/apiserver).
+pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
+/// Longest part of a text that no program wrote, such as the page of a proxy, in an error.
+const TEXT_LIMIT: usize = 200;
+
+/// An error of a list or a watch.
+#[derive(Debug, thiserror::Error)]
+pub enum WatchError {
+    /// The API server refused the request, or ended the watch with an error.
+    #[error("the API server answered {code}: {message}")]
+    Refused {
+        /// HTTP status.
+        code: u16,
+        message: String,
+        /// Pause that the API server asks for.
+        retry_after: Option<Duration>,
+    },
+    #[error("make the request: {0}")]
+    Request(#[source] kube::core::request::Error),
+    #[error("send the request: {0}")]
+    Send(#[source] kube::Error),
+    #[error("no answer of the API server within {} s", .0.as_secs())]
+    NoAnswer(Duration),
+    #[error("read the response: {0}")]
+    Read(#[source] kube::Error),
+    #[error("parse a page of the list: {0}")]
+    Page(#[source] serde_json::Error),
+    #[error("the list has no resourceVersion")]
+    NoVersion,
+    /// Nobody takes updates any more.
+    #[error("nobody takes updates any more")]
+    Closed,
+}
+
+impl WatchError {
+    /// The error of a `Status` object.
+    pub fn of_status(status: Status) -> Self {
+        let seconds = status.details.map_or(0, |details| details.retry_after_seconds);
+        Self::Refused {
+            code: status.code,
+            message: status.message,
+            retry_after: (seconds > 0).then(|| Duration::from_secs(seconds.into())),
+        }
+    }
+}
+
+/// Sends a request. Returns the response once the API server accepts it.
+pub async fn open(client: &Client, request: Request<Vec<u8>>) -> Result<ResponseBody, WatchError> {
+    let response = timeout(ANSWER_TIMEOUT, client.send(request.map(Body::from))).await;
+    let response = response.map_err(|_| WatchError::NoAnswer(ANSWER_TIMEOUT))?;
+    let (parts, body) = response.map_err(WatchError::Send)?.into_parts();
+    let body = ResponseBody::new(body);
+    if parts.status.is_success() {
+        return Ok(body);
+    }
+    // Priority and fairness asks for a pause by this header alone, with a text for a body.
+    let asked = parts.headers.get(RETRY_AFTER).and_then(|value| value.to_str().ok());
+    let asked = asked.and_then(|seconds| seconds.trim().parse().ok()).map(Duration::from_secs);
+    let text = body.whole().await?;
+    let mut status = serde_json::from_slice::<Status>(&text).unwrap_or_else(|_| {
+        let text = String::from_utf8_lossy(&text);
+        Status::failure(&text.trim().chars().take(TEXT_LIMIT).collect::<String>(), "")
+    });
+    status.code = parts.status.as_u16();
+    let mut error = WatchError::of_status(status);
+    if let WatchError::Refused { retry_after, .. } = &mut error {
+        *retry_after = asked.or(*retry_after);
+    }
+    Err(error)
+}
+
+/// The body of a response.
+#[derive(Debug)]
+pub struct ResponseBody {
+    body: Body,
+    /// Bytes that came and were not handed out.
+    buffer: Vec<u8>,
+    /// Bytes at the front of the buffer that were handed out.
+    read: usize,
+}
+
+impl ResponseBody {
+    fn new(body: Body) -> Self {
+        Self {
+            body,
+            buffer: Vec::new(),
+            read: 0,
+        }
+    }
+
+    /// Waits for the next line of a stream, and returns it without its end; `None` at the end of the stream. A last line without
+    /// an end is cut off and of no use. Cancel safe.
+    pub async fn next_line(&mut self) -> Result<Option<&[u8]>, WatchError> {
+        let mut searched = self.read;
+        let end = loop {
+            if let Some(length) = line_length(&self.buffer[searched..]) {
+                break searched + length;
+            }
+            self.buffer.drain(..self.read);
+            self.read = 0;
+            searched = self.buffer.len();
+            if !self.fill().await? {
+                return Ok(None);
+            }
+        };
+        let line = self.read..end;
+        self.read = end + 1;
+        Ok(Some(&self.buffer[line]))
+    }
+
+    /// Reads the whole body, in one piece of memory.
+    pub async fn whole(mut self) -> Result<Vec<u8>, WatchError> {
+        loop {
+            let filled = timeout(ANSWER_TIMEOUT, self.fill()).await;
+            if !filled.map_err(|_| WatchError::NoAnswer(ANSWER_TIMEOUT))?? {
+                return Ok(self.buffer);
+            }
+        }
+    }
+
+    /// Adds what comes next to the buffer. Returns false at the end of the body.
+    async fn fill(&mut self) -> Result<bool, WatchError> {
+        let body = &mut self.body;
+        let frame = poll_fn(|context| Pin::new(&mut *body).poll_frame(context)).await;
+        let Some(frame) = frame else {
+            return Ok(false);
+        };
+        if let Ok(data) = frame.map_err(WatchError::Read)?.into_data() {
+            self.buffer.extend_from_slice(&data);
+        }
+        Ok(true)
+    }
+}
+
+/// Returns the length of the first line without its end; `None` if it has no end yet.
+fn line_length(bytes: &[u8]) -> Option<usize> {
+    let mut rest = bytes;
+    let length = rest.skip_until(b'\n').ok()?.checked_sub(1)?;
+    (bytes[length] == b'\n').then_some(length)
+}
+
+/// Parses a line of a stream; `None` if it is no event.
+pub fn parse_event<K: DeserializeOwned>(line: &[u8]) -> Result<Option<WatchEvent<K>>, WatchError> {
+    if line.trim_ascii().is_empty() {
+        return Ok(None);
+    }
+    match serde_json::from_slice(line) {
+        Ok(event) => Ok(Some(event)),
+        Err(error) => match serde_json::from_slice::<Status>(line) {
+            Ok(status) if status.is_failure() => Err(WatchError::of_status(status)),
+            _ => {
+                tracing::warn!(%error, "cannot parse an event of a watch; skipping it");
+                Ok(None)
+            }
+        },
+    }
+}
+
+/// Metadata of a page.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct PageEnd {
+    #[serde(rename = "resourceVersion")]
+    pub version: Option<String>,
+    /// Token of the next page.
+    #[serde(rename = "continue")]
+    pub next: Option<String>,
+}
+
+/// Parses a page of a list and hands out its objects one by one, so that only one is held as it came.
+pub fn parse_page<K: DeserializeOwned>(json: &[u8], each: impl FnMut(K)) -> Result<PageEnd, WatchError> {
+    let mut deserializer = serde_json::Deserializer::from_slice(json);
+    let page = PageSeed {
+        each,
+        kind: PhantomData,
+    };
+    page.deserialize(&mut deserializer).map_err(WatchError::Page)
+}
+
+/// Deserializes a list.
+struct PageSeed<K, F> {
+    each: F,
+    kind: PhantomData<fn(K)>,
+}
+
+impl<'de, K: DeserializeOwned, F: FnMut(K)> DeserializeSeed<'de> for PageSeed<K, F> {
+    type Value = PageEnd;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<PageEnd, D::Error> {
+        deserializer.deserialize_map(self)
+    }
+}
+
+impl<'de, K: DeserializeOwned, F: FnMut(K)> Visitor<'de> for PageSeed<K, F> {
+    type Value = PageEnd;
+
+    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("a list of objects")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(mut self, mut map: A) -> Result<PageEnd, A::Error> {
+        let mut end = PageEnd::default();
+        while let Some(key) = map.next_key::<String>()? {
+            match key.as_str() {
+                "metadata" => end = map.next_value::<Option<PageEnd>>()?.unwrap_or_default(),
+                "items" => map.next_value_seed(ItemsSeed {
+                    each: &mut self.each,
+                    kind: PhantomData,
+                })?,
+                _ => {
+                    map.next_value::<IgnoredAny>()?;
+                }
+            }
+        }
+        Ok(end)
+    }
+}
+
+/// Deserializes the items of a list; an empty list may have `null` there.
+struct ItemsSeed<'a, K, F> {
+    each: &'a mut F,
+    kind: PhantomData<fn(K)>,
+}
+
+impl<'de, K: DeserializeOwned, F: FnMut(K)> DeserializeSeed<'de> for ItemsSeed<'_, K, F> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        deserializer.deserialize_option(self)
+    }
+}
+
+impl<'de, K: DeserializeOwned, F: FnMut(K)> Visitor<'de> for ItemsSeed<'_, K, F> {
+    type Value = ();
+
+    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("the items of a list")
+    }
+
+    fn visit_none<E>(self) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_unit<E>(self) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        deserializer.deserialize_seq(self)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<(), A::Error> {
+        while let Some(item) = items.next_element()? {
+            (self.each)(item);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::Value;
+
+    #[test]
+    fn page_is_read_object_by_object_in_any_order_of_its_fields() {
+        for (json, items, version, next) in [
+            (
+                r#"{"kind": "L", "metadata": {"resourceVersion": "7", "continue": "c", "remainingItemCount": 2}, "items": [1, 2]}"#,
+                2,
+                Some("7"),
+                Some("c"),
+            ),
+            (r#"{"items": [3], "x": [{}], "metadata": {"resourceVersion": "8"}}"#, 1, Some("8"), None),
+            (r#"{"metadata": {"resourceVersion": "9"}, "items": null}"#, 0, Some("9"), None),
+            (r#"{"metadata": null, "items": []}"#, 0, None, None),
+        ] {
+            let mut count = 0;
+            let end = parse_page(json.as_bytes(), |_: Value| count += 1).unwrap();
+            assert_eq!((count, end.version.as_deref(), end.next.as_deref()), (items, version, next), "{json}");
+        }
+        let cut = r#"{"metadata": {"resourceVersion": "7"}, "items": [1, "#;
+        assert!(parse_page(cut.as_bytes(), |_: Value| ()).is_err());
+    }
+
+    #[test]
+    fn line_that_is_no_event_is_skipped_and_a_bare_status_is_an_error() {
+        for line in ["", "  ", "{", "[]", r#"{"type": "LATER", "object": {}}"#] {
+            assert!(matches!(parse_event::<Value>(line.as_bytes()), Ok(None)), "{line}");
+        }
+        let status = r#"{"kind": "Status", "status": "Failure", "code": 410, "reason": "Expired", "message": "x"}"#;
+        let error = parse_event::<Value>(status.as_bytes()).unwrap_err();
+        assert!(matches!(error, WatchError::Refused { code: 410, .. }), "{error}");
+        let event = parse_event::<Value>(br#"{"type": "ADDED", "object": {"a": 1}}"#);
+        assert!(matches!(event, Ok(Some(WatchEvent::Added(_)))));
+    }
+
+    #[tokio::test]
+    async fn lines_are_handed_out_without_their_ends_and_a_cut_one_is_not() {
+        let mut body = ResponseBody::new(Body::from(b"one\n\ntwo\nthr".to_vec()));
+        let mut lines = Vec::new();
+        while let Some(line) = body.next_line().await.unwrap() {
+            lines.push(String::from_utf8(line.to_vec()).unwrap());
+        }
+        assert_eq!(lines, ["one", "", "two"]);
+    }
+}

@@ -1,0 +1,325 @@
+//! Decides which request a watch makes next, and after which pause. No IO.
+
+use std::{
+    hash::{BuildHasher, RandomState},
+    time::Duration,
+};
+use tokio::time::Instant;
+
+/// Pauses after failures: the first one; each further one is twice as long, up to the longest.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+/// A watch that works for this long ends the count of failures.
+const WORKS_AFTER: Duration = Duration::from_mins(1);
+/// A watch that ends sooner has failed: started again at once, it would end at once.
+const SHORTEST_WATCH: Duration = Duration::from_secs(1);
+/// Longest pause that the API server can ask for. A mistake of a proxy must not stop a watch for hours.
+const LONGEST_RETRY_AFTER: Duration = Duration::from_mins(2);
+/// Limits of the time after which the API server ends a watch, in seconds. Watches that began together end apart.
+const SHORTEST_TIMEOUT: u32 = 240;
+const LONGEST_TIMEOUT: u32 = 290;
+
+/// A request of a watch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum WatchStep {
+    /// A streaming list, which goes on as a watch.
+    StreamList,
+    /// The page of a list at this continue token; without one, the first.
+    ListPage(Option<String>),
+    /// A watch from this resourceVersion.
+    Watch(String),
+}
+
+impl WatchStep {
+    /// True until the list is whole.
+    pub fn is_list(&self) -> bool {
+        !matches!(self, Self::Watch(_))
+    }
+}
+
+/// The end of a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum StepEnd {
+    /// A page is in, and another one is at this continue token.
+    NextPage(String),
+    /// The last page is in; the list has this resourceVersion.
+    Listed(String),
+    /// The API server ended the stream this long after it was accepted.
+    Ended(Duration),
+    /// The stream brought nothing for too long.
+    Silent,
+    /// The API server no longer knows the resourceVersion or the continue token.
+    Expired,
+    /// The API server refused the request with this HTTP status; the same request is refused again.
+    Rejected(u16),
+    /// No answer, an error of the server, or a connection that broke.
+    Failed {
+        /// Pause that the API server asks for.
+        retry_after: Option<Duration>,
+    },
+}
+
+/// Progress of a watch, from its first list on.
+#[derive(Debug)]
+pub struct WatchSteps {
+    step: WatchStep,
+    /// True if the API server did not complete the last streaming list.
+    lists_by_pages: bool,
+    /// Failures since the watch last worked for a while.
+    failures: u32,
+    /// Moment since which the watch works; `None` after a failure.
+    works_since: Option<Instant>,
+    jitter: RandomState,
+    /// Random numbers drawn so far.
+    draws: u64,
+}
+
+impl WatchSteps {
+    /// A watch that begins with a list.
+    pub fn new() -> Self {
+        Self {
+            step: WatchStep::StreamList,
+            lists_by_pages: false,
+            failures: 0,
+            works_since: None,
+            jitter: RandomState::new(),
+            draws: 0,
+        }
+    }
+
+    /// The request to make.
+    pub fn step(&self) -> &WatchStep {
+        &self.step
+    }
+
+    /// Records that the API server accepted a watch, or that a streaming list goes on as one.
+    pub fn started(&mut self, now: Instant) {
+        self.works_since.get_or_insert(now);
+    }
+
+    /// Records that a list is whole.
+    pub fn listed(&mut self, version: String) {
+        self.step = WatchStep::Watch(version);
+        self.lists_by_pages = false;
+    }
+
+    /// Records up to which resourceVersion the watch has brought everything.
+    pub fn advanced(&mut self, to: String) {
+        if let WatchStep::Watch(version) = &mut self.step {
+            *version = to;
+        }
+    }
+
+    /// Decides about the next request. Returns the pause before it.
+    pub fn after(&mut self, end: StepEnd, now: Instant) -> Duration {
+        let is_watch = !self.step.is_list();
+        match end {
+            StepEnd::NextPage(token) => {
+                self.step = WatchStep::ListPage(Some(token));
+                Duration::ZERO
+            }
+            StepEnd::Listed(version) => {
+                self.listed(version);
+                Duration::ZERO
+            }
+            // A server without bookmarks is silent too. A dead connection shows when the next request gets no answer.
+            StepEnd::Silent if is_watch => Duration::ZERO,
+            StepEnd::Ended(after) if is_watch && after >= SHORTEST_WATCH => Duration::ZERO,
+            StepEnd::Ended(_) if is_watch => self.pause(now),
+            StepEnd::Silent | StepEnd::Ended(_) => {
+                self.list_by_pages();
+                self.pause(now)
+            }
+            StepEnd::Expired => {
+                self.list_again();
+                let pause = self.pause(now);
+                // After a compaction all watches expire, and nothing is wrong with the server.
+                if self.failures == 1 { Duration::ZERO } else { pause }
+            }
+            StepEnd::Rejected(code) => self.rejected(code, now),
+            StepEnd::Failed { retry_after } => {
+                let asked = retry_after.unwrap_or_default().min(LONGEST_RETRY_AFTER);
+                self.pause(now).max(asked)
+            }
+        }
+    }
+
+    fn rejected(&mut self, code: u16, now: Instant) -> Duration {
+        let is_malformed = matches!(code, 400 | 405 | 422);
+        match self.step {
+            // The API server has no streaming lists (422 Invalid) or does not know the parameters.
+            WatchStep::StreamList if is_malformed => {
+                self.list_by_pages();
+                return Duration::ZERO;
+            }
+            // It may be the token, or the version.
+            WatchStep::ListPage(Some(_)) => self.list_again(),
+            WatchStep::Watch(_) if is_malformed => self.list_again(),
+            WatchStep::StreamList | WatchStep::ListPage(None) | WatchStep::Watch(_) => {}
+        }
+        self.pause(now)
+    }
+
+    /// Until a list is whole.
+    fn list_by_pages(&mut self) {
+        self.lists_by_pages = true;
+        self.list_again();
+    }
+
+    fn list_again(&mut self) {
+        self.step = if self.lists_by_pages {
+            WatchStep::ListPage(None)
+        } else {
+            WatchStep::StreamList
+        };
+    }
+
+    /// Counts a failure and returns the pause after it.
+    fn pause(&mut self, now: Instant) -> Duration {
+        if self.works_since.take().is_some_and(|since| now - since >= WORKS_AFTER) {
+            self.failures = 0;
+        }
+        let pause = FIRST_PAUSE
+            .saturating_mul(2_u32.saturating_pow(self.failures))
+            .min(LONGEST_PAUSE);
+        self.failures = self.failures.saturating_add(1);
+        // Up to a fifth longer, so that watches that failed together do not ask again together.
+        pause + pause * self.draw(1000) / 5000
+    }
+
+    /// Returns the time after which the API server shall end the next watch, in seconds.
+    pub fn watch_timeout(&mut self) -> u32 {
+        SHORTEST_TIMEOUT + self.draw(LONGEST_TIMEOUT - SHORTEST_TIMEOUT + 1)
+    }
+
+    /// Returns a random number below `limit`.
+    fn draw(&mut self, limit: u32) -> u32 {
+        self.draws = self.draws.wrapping_add(1);
+        u32::try_from(self.jitter.hash_one(self.draws) % u64::from(limit)).unwrap_or(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FAILED: StepEnd = StepEnd::Failed { retry_after: None };
+
+    fn listed() -> WatchSteps {
+        let mut steps = WatchSteps::new();
+        steps.listed("7".to_owned());
+        steps.started(Instant::now());
+        steps
+    }
+
+    fn after(steps: &mut WatchSteps, end: StepEnd, seconds: u64) -> Duration {
+        steps.after(end, Instant::now() + Duration::from_secs(seconds))
+    }
+
+    /// True if a pause is `seconds` and at most a fifth more.
+    fn is_about(pause: Duration, seconds: u64) -> bool {
+        let least = Duration::from_secs(seconds);
+        pause >= least && pause <= least * 6 / 5
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn pauses_double_up_to_30_seconds_and_lists_between_do_not_reset_them() {
+        let mut steps = WatchSteps::new();
+        for seconds in [1, 2, 4, 8, 16, 30, 30] {
+            let pause = after(&mut steps, FAILED, 0);
+            assert!(is_about(pause, seconds), "{pause:?}");
+            // A list that is whole and a watch that starts: both fail again soon.
+            steps.listed("7".to_owned());
+            steps.started(Instant::now());
+        }
+        let pause = after(&mut steps, FAILED, 61);
+        assert!(is_about(pause, 1), "it worked for a minute: {pause:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn jitter_differs_from_pause_to_pause() {
+        let mut steps = WatchSteps::new();
+        let pauses: Vec<_> = (0..20).map(|_| after(&mut steps, FAILED, 0)).skip(5).collect();
+        assert!(pauses.iter().any(|pause| *pause != pauses[0]), "{pauses:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn pause_that_the_server_asks_for_holds_up_to_two_minutes() {
+        for (asked, expected) in [(1, 1), (20, 20), (3600, 120)] {
+            let retry_after = Some(Duration::from_secs(asked));
+            let pause = after(&mut listed(), StepEnd::Failed { retry_after }, 0);
+            assert!(is_about(pause, expected), "{asked}: {pause:?}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn watch_that_ends_is_resumed_at_once_unless_it_ends_at_once() {
+        let mut steps = listed();
+        steps.advanced("9".to_owned());
+        for end in [StepEnd::Ended(Duration::from_mins(4)), StepEnd::Silent] {
+            assert_eq!(after(&mut steps, end, 0), Duration::ZERO);
+        }
+        for seconds in [1, 2, 4] {
+            let pause = after(&mut steps, StepEnd::Ended(Duration::from_millis(900)), 0);
+            assert!(is_about(pause, seconds), "{pause:?}");
+        }
+        assert_eq!(*steps.step(), WatchStep::Watch("9".to_owned()));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn expired_version_is_listed_at_once_and_again_only_after_a_pause() {
+        let mut steps = listed();
+        assert_eq!(after(&mut steps, StepEnd::Expired, 0), Duration::ZERO);
+        assert_eq!(*steps.step(), WatchStep::StreamList);
+        steps.listed("8".to_owned());
+        let pause = after(&mut steps, StepEnd::Expired, 0);
+        assert!(is_about(pause, 2), "{pause:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn refused_streaming_list_becomes_pages_until_a_list_is_whole() {
+        for code in [400, 422] {
+            let mut steps = WatchSteps::new();
+            assert_eq!(after(&mut steps, StepEnd::Rejected(code), 0), Duration::ZERO);
+            assert_eq!(*steps.step(), WatchStep::ListPage(None));
+            after(&mut steps, StepEnd::NextPage("more".to_owned()), 0);
+            assert_eq!(*steps.step(), WatchStep::ListPage(Some("more".to_owned())));
+            after(&mut steps, FAILED, 0);
+            assert_eq!(*steps.step(), WatchStep::ListPage(Some("more".to_owned())), "the page is asked for again");
+            after(&mut steps, StepEnd::Expired, 0);
+            assert_eq!(*steps.step(), WatchStep::ListPage(None));
+            after(&mut steps, StepEnd::Listed("8".to_owned()), 0);
+            assert_eq!(*steps.step(), WatchStep::Watch("8".to_owned()));
+            after(&mut steps, StepEnd::Expired, 0);
+            assert_eq!(*steps.step(), WatchStep::StreamList);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn streaming_list_without_an_end_becomes_pages() {
+        for end in [StepEnd::Silent, StepEnd::Ended(Duration::from_mins(1))] {
+            let mut steps = WatchSteps::new();
+            let pause = after(&mut steps, end, 0);
+            assert!(is_about(pause, 1), "{pause:?}");
+            assert_eq!(*steps.step(), WatchStep::ListPage(None));
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn forbidden_request_is_repeated_as_it_is() {
+        for mut steps in [WatchSteps::new(), listed()] {
+            let step = steps.step().clone();
+            let pause = after(&mut steps, StepEnd::Rejected(403), 0);
+            assert!(is_about(pause, 1), "{pause:?}");
+            assert_eq!(*steps.step(), step);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn watches_end_between_240_and_290_seconds() {
+        let mut steps = WatchSteps::new();
+        let timeouts: Vec<_> = (0..200).map(|_| steps.watch_timeout()).collect();
+        assert!(timeouts.iter().all(|timeout| (240..=290).contains(timeout)), "{timeouts:?}");
+        assert!(timeouts.iter().any(|timeout| *timeout != timeouts[0]));
+    }
+}
