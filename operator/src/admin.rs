@@ -4,6 +4,7 @@ use crate::{
     index::summary::ClusterSummary,
     leader_election::{Leadership, OtherLeader},
     metrics::OperatorMetrics,
+    watch::WatchHealth,
 };
 use anyhow::{Context, Result, bail};
 use gpunode_process::{StatusCode, TextResponse};
@@ -24,6 +25,7 @@ pub struct AdminServer {
     pub leadership: Leadership,
     /// The leader of another installation, for which this process does not lead.
     pub other_leader: watch::Receiver<Option<OtherLeader>>,
+    pub watch_health: WatchHealth,
     pub metrics: Arc<OperatorMetrics>,
 }
 
@@ -49,7 +51,7 @@ impl AdminServer {
             }
             "/readyz" => match self.other_leader.borrow().as_ref() {
                 Some(leader) => TextResponse::line(StatusCode::SERVICE_UNAVAILABLE, &beside(leader)),
-                None => TextResponse::line(StatusCode::OK, "ok"),
+                None => watches_answer(&self.watch_health.failing(Instant::now())),
             },
             "/livez" => TextResponse::line(StatusCode::OK, "ok"),
             "/metrics" => self.metrics_answer(),
@@ -71,6 +73,17 @@ impl AdminServer {
         self.metrics.set_removal_nodes(of_leader.removal_nodes);
         TextResponse::metrics(self.metrics.render())
     }
+}
+
+/// Says if every watch follows the cluster, and which one does not.
+fn watches_answer(failing: &[(String, Duration)]) -> TextResponse {
+    let Some((kind, age)) = failing.first() else {
+        return TextResponse::line(StatusCode::OK, "ok");
+    };
+    let seconds = age.as_secs();
+    let text =
+        format!("the watch of {kind} does not follow the cluster: the API server last sent something {seconds} s ago");
+    TextResponse::line(StatusCode::SERVICE_UNAVAILABLE, &text)
 }
 
 /// Says why a second installation is not ready.
@@ -104,6 +117,7 @@ mod tests {
                 renewed_at,
                 leadership,
                 other_leader,
+                watch_health: WatchHealth::default(),
                 metrics: Arc::new(OperatorMetrics::new()),
             };
             Self {
@@ -172,5 +186,15 @@ mod tests {
             assert_eq!(has("gpunode_operator_removal_waiting_nodes 7"), is_leader, "{text}");
             assert!(has("gpunode_operator_unreadable_policies 1"), "{text}");
         }
+    }
+
+    #[test]
+    fn dead_watch_is_named() {
+        assert_eq!(watches_answer(&[]), TextResponse::line(StatusCode::OK, "ok"));
+        let text = "the watch of nodes does not follow the cluster: the API server last sent something 85 s ago";
+        assert_eq!(
+            watches_answer(&[("nodes".to_owned(), Duration::from_secs(85))]),
+            TextResponse::line(StatusCode::SERVICE_UNAVAILABLE, text)
+        );
     }
 }

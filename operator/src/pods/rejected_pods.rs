@@ -1,30 +1,45 @@
 //! The rejected pods of the cluster, as their watch last told.
 
 use crate::{
+    index::cache::WatchUpdate,
     lenient::Lenient,
+    watch::{ListWatch, WatchOutputs},
     work_queue::{WorkQueue, WorkResult},
 };
-use futures::StreamExt;
 use gpunode_plan::{PodName, RejectedPod};
 use k8s_openapi::api::core::v1::Pod;
-use kube::{
-    Api, Client, Resource,
-    runtime::{
-        WatchStreamExt,
-        watcher::{Config, Event, watcher},
-    },
-};
+use kube::{Client, Resource};
 use std::{
     collections::{HashMap, HashSet},
-    pin::pin,
+    convert::identity,
     sync::{Mutex, MutexGuard, PoisonError},
 };
-use tokio::time::Instant;
+use tokio::{sync::mpsc, time::Instant};
 
 /// Field selector of the watch.
 const FAILED: &str = "status.phase=Failed";
-/// Pods per page of a list.
-const PAGE: u32 = 500;
+
+/// A pod that failed.
+#[derive(Debug)]
+pub struct FailedPod {
+    name: PodName,
+    /// Details, if a node rejected it.
+    rejected: Option<RejectedPod>,
+}
+
+impl FailedPod {
+    /// Reads a pod.
+    pub fn of(pod: Lenient<Pod>) -> Self {
+        let meta = pod.meta();
+        Self {
+            name: PodName {
+                namespace: meta.namespace.clone().unwrap_or_default(),
+                name: meta.name.clone().unwrap_or_default(),
+            },
+            rejected: pod.into_object().as_ref().and_then(RejectedPod::of),
+        }
+    }
+}
 
 /// The rejected pods: at most as many as the control plane keeps (`--terminated-pod-gc-threshold`).
 pub struct RejectedPods {
@@ -43,36 +58,48 @@ impl RejectedPods {
 
     /// Watches failed pods for as long as it is polled.
     pub async fn watch(&self, client: Client) {
-        let config = Config::default().fields(FAILED).page_size(PAGE);
-        let mut events = pin!(watcher(Api::<Lenient<Pod>>::all(client), config).default_backoff());
+        let (messages, mut updates) = mpsc::channel(1);
+        let watch = ListWatch::new::<Lenient<Pod>>(client, &(), None).fields(FAILED);
+        let outputs = WatchOutputs {
+            messages: &messages,
+            message: identity,
+            health: None,
+        };
         let mut listed = HashSet::new();
-        while let Some(event) = events.next().await {
-            match event {
-                Ok(event) => self.apply(event, &mut listed),
-                Err(error) => tracing::warn!(%error, "cannot watch failed pods; retrying"),
+        let apply = async {
+            while let Some(update) = updates.recv().await {
+                self.apply(update, &mut listed);
             }
-        }
+        };
+        tokio::join!(watch.run(|pod| Some(FailedPod::of(pod)), outputs), apply);
     }
 
-    /// Applies an event of the watch. `listed` collects the pods of a list that is coming in.
-    pub fn apply(&self, event: Event<Lenient<Pod>>, listed: &mut HashSet<PodName>) {
-        match event {
-            Event::Apply(pod) => drop(self.put(pod)),
-            Event::Delete(pod) => drop(self.lock().remove(&name(&pod))),
-            Event::Init => listed.clear(),
-            Event::InitApply(pod) => listed.extend(self.put(pod)),
-            Event::InitDone => self.lock().retain(|name, _| listed.contains(name)),
+    /// Applies an update of the watch. `listed` collects the pods of a list that is coming in.
+    pub fn apply(&self, update: WatchUpdate<FailedPod>, listed: &mut HashSet<PodName>) {
+        match update {
+            WatchUpdate::Applied(pod) => drop(self.put(*pod)),
+            WatchUpdate::Deleted(deleted) => {
+                if let Some((namespace, name)) = deleted.name.split_once('/') {
+                    let (namespace, name) = (namespace.to_owned(), name.to_owned());
+                    self.lock().remove(&PodName { namespace, name });
+                }
+            }
+            WatchUpdate::ListStarted => listed.clear(),
+            WatchUpdate::ListPage(pods) => listed.extend(pods.into_iter().filter_map(|pod| self.put(pod))),
+            // Something is read of each pod.
+            WatchUpdate::ListKept(_) => {}
+            WatchUpdate::ListCompleted => self.lock().retain(|name, _| listed.contains(name)),
         }
     }
 
     /// Keeps the pod if a node rejected it, and returns its name then.
-    fn put(&self, pod: Lenient<Pod>) -> Option<PodName> {
-        let name = name(&pod);
-        let Some(pod) = pod.into_object().as_ref().and_then(RejectedPod::of) else {
+    fn put(&self, pod: FailedPod) -> Option<PodName> {
+        let FailedPod { name, rejected } = pod;
+        let Some(rejected) = rejected else {
             self.lock().remove(&name);
             return None;
         };
-        self.lock().insert(name.clone(), pod);
+        self.lock().insert(name.clone(), rejected);
         self.queue.add(name.clone(), Instant::now());
         Some(name)
     }
@@ -95,13 +122,5 @@ impl RejectedPods {
     fn lock(&self) -> MutexGuard<'_, HashMap<PodName, RejectedPod>> {
         // No code that could panic runs under the lock.
         self.pods.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-fn name(pod: &Lenient<Pod>) -> PodName {
-    let meta = pod.meta();
-    PodName {
-        namespace: meta.namespace.clone().unwrap_or_default(),
-        name: meta.name.clone().unwrap_or_default(),
     }
 }

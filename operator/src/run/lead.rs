@@ -6,6 +6,7 @@ use crate::{
     index::summary::ClusterSummary,
     leader_election::{CacheView, ElectionSettings, LeaderElector, LeadershipOwner, LeaseDurations},
     metrics::OperatorMetrics,
+    watch::WatchHealth,
 };
 use anyhow::{Context, Result};
 use kube::{Client, Config};
@@ -30,6 +31,7 @@ pub struct LeadThread {
     pub identity: String,
     pub durations: LeaseDurations,
     pub caches: CacheView,
+    pub watch_health: WatchHealth,
     pub leadership: LeadershipOwner,
     /// Learns that no write is under way any more, so that the Lease can be released.
     pub writes_ended: oneshot::Receiver<()>,
@@ -61,6 +63,7 @@ impl LeadThread {
             renewed_at: elector.renewed_at(),
             leadership: self.leadership.follow(),
             other_leader: elector.other_leader(),
+            watch_health: self.watch_health,
             metrics: self.metrics,
         };
         let result = tokio::select! {

@@ -4,32 +4,29 @@
 //! `pkg/apis/resource/*/conversion.go` of Kubernetes). The group may be absent, so no other watch waits for this one, and its
 //! failures do not count as those of a cache.
 
-use crate::index::{
-    cache::{DeletedObject, WatchUpdate},
-    dra_nodes::SliceOwner,
-    message::IndexMessage,
+use crate::{
+    index::{cache::WatchUpdate, dra_nodes::SliceOwner, message::IndexMessage},
+    watch::list_watch::{ListWatch, WatchOutputs},
 };
-use futures::StreamExt;
 use gpunode_crds::DRA_DRIVER;
 use gpunode_process::OnChange;
 use kube::{
     Api, Client,
     api::{ApiResource, DynamicObject, GroupVersionKind, ListParams},
     core::PartialObjectMeta,
-    runtime::{
-        WatchStreamExt,
-        watcher::{self, Config, Event, watcher},
-    },
 };
-use std::{pin::pin, time::Duration};
-use tokio::{sync::mpsc, time::sleep};
+use std::time::Duration;
+use tokio::{
+    sync::mpsc,
+    time::{sleep, timeout},
+};
 
 /// Versions of the API with ResourceSlices that belong to nodes, the newest first.
 const VERSIONS: [&str; 3] = ["v1", "v1beta2", "v1beta1"];
 /// Pause before the API server is asked again that has no ResourceSlices, or does not let the operator read them.
 const ASK_AGAIN: Duration = Duration::from_mins(1);
-/// Objects per page of a list.
-const PAGE: u32 = 500;
+/// Longest time until the API server tells if it has ResourceSlices.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The metadata of a ResourceSlice.
 type SliceMetadata = PartialObjectMeta<DynamicObject>;
@@ -38,26 +35,31 @@ type SliceMetadata = PartialObjectMeta<DynamicObject>;
 pub async fn watch_resource_slices(client: Client, messages: &mpsc::Sender<IndexMessage>) {
     let mut errors = OnChange::default();
     while !messages.is_closed() {
-        match served(&client).await {
-            Ok(Some(slices)) => {
+        match timeout(ANSWER_TIMEOUT, served(&client)).await {
+            Ok(Ok(Some(kind))) => {
                 errors.clear();
-                follow(slices, messages, &mut errors).await;
+                // Ends when the API server no longer has this version.
+                follow(client.clone(), &kind, messages).await;
             }
-            Ok(None) => {
-                let none = IndexMessage::ResourceSlices(WatchUpdate::Listed(Vec::new()));
+            Ok(Ok(None)) => {
                 // A closed channel ends the loop.
-                _ = messages.send(none).await;
-            }
-            Err(error) => {
-                if let Some(error) = errors.changed(&error) {
-                    tracing::warn!(
-                        error,
-                        "cannot list resourceslices, so that a DRA driver of the same GPUs goes unnoticed; retrying"
-                    );
+                for update in [WatchUpdate::ListStarted, WatchUpdate::ListCompleted] {
+                    _ = messages.send(IndexMessage::ResourceSlices(update)).await;
                 }
             }
+            Ok(Err(error)) => log(&mut errors, &error.to_string()),
+            Err(_) => log(&mut errors, "no answer of the API server"),
         }
         sleep(ASK_AGAIN).await;
+    }
+}
+
+fn log(errors: &mut OnChange, error: &str) {
+    if let Some(error) = errors.changed(error) {
+        tracing::warn!(
+            error,
+            "cannot list resourceslices, so that a DRA driver of the same GPUs goes unnoticed; retrying"
+        );
     }
 }
 
@@ -66,13 +68,13 @@ fn selector() -> String {
 }
 
 /// Returns the newest version of the API that the API server has; none if it has none.
-async fn served(client: &Client) -> Result<Option<Api<SliceMetadata>>, kube::Error> {
+async fn served(client: &Client) -> Result<Option<ApiResource>, kube::Error> {
     for version in VERSIONS {
         let kind = GroupVersionKind::gvk("resource.k8s.io", version, "ResourceSlice");
         let kind = ApiResource::from_gvk_with_plural(&kind, "resourceslices");
         let slices: Api<SliceMetadata> = Api::all_with(client.clone(), &kind);
         match slices.list(&ListParams::default().fields(&selector()).limit(1)).await {
-            Ok(_) => return Ok(Some(slices)),
+            Ok(_) => return Ok(Some(kind)),
             Err(kube::Error::Api(status)) if status.is_not_found() => {}
             Err(error) => return Err(error),
         }
@@ -81,47 +83,16 @@ async fn served(client: &Client) -> Result<Option<Api<SliceMetadata>>, kube::Err
 }
 
 /// Watches one version of the API until the API server no longer has it.
-async fn follow(slices: Api<SliceMetadata>, messages: &mpsc::Sender<IndexMessage>, errors: &mut OnChange) {
-    let config = Config::default().page_size(PAGE).fields(&selector());
-    let mut listed = Vec::new();
-    let mut events = pin!(watcher(slices, config).default_backoff());
-    while let Some(event) = events.next().await {
-        let update = match event {
-            Ok(Event::Init) => {
-                listed.clear();
-                continue;
-            }
-            Ok(Event::InitApply(slice)) => {
-                listed.push(SliceOwner::of(slice.metadata));
-                continue;
-            }
-            Ok(Event::InitDone) => WatchUpdate::Listed(std::mem::take(&mut listed)),
-            Ok(Event::Apply(slice)) => WatchUpdate::applied(SliceOwner::of(slice.metadata)),
-            Ok(Event::Delete(slice)) => {
-                let SliceOwner { name, version, .. } = SliceOwner::of(slice.metadata);
-                WatchUpdate::Deleted(DeletedObject { name, version })
-            }
-            Err(error) if is_absent(&error) => return,
-            Err(error) => {
-                if let Some(error) = errors.changed(&error) {
-                    tracing::warn!(error, "cannot watch resourceslices; retrying");
-                }
-                continue;
-            }
-        };
-        errors.clear();
-        if messages.send(IndexMessage::ResourceSlices(update)).await.is_err() {
-            return;
-        }
-    }
-}
-
-fn is_absent(error: &watcher::Error) -> bool {
-    use watcher::Error::{InitialListFailed, WatchStartFailed};
-    matches!(
-        error,
-        InitialListFailed(kube::Error::Api(status)) | WatchStartFailed(kube::Error::Api(status)) if status.is_not_found()
-    )
+async fn follow(client: Client, kind: &ApiResource, messages: &mpsc::Sender<IndexMessage>) {
+    let outputs = WatchOutputs {
+        messages,
+        message: IndexMessage::ResourceSlices,
+        health: None,
+    };
+    let watch = ListWatch::new::<SliceMetadata>(client, kind, None);
+    let watch = watch.fields(&selector()).ending_if_absent();
+    let read = |slice: SliceMetadata| Some(SliceOwner::of(slice.metadata));
+    watch.run(read, outputs).await;
 }
 
 #[cfg(test)]
@@ -134,12 +105,12 @@ mod tests {
         future::pending,
         sync::{Arc, Mutex},
     };
-    use tokio::time::timeout;
 
     type Requests = Arc<Mutex<Vec<String>>>;
 
     const ABSENT: &str = r#"{"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound", "code": 404, "message": "x"}"#;
     const FORBIDDEN: &str = r#"{"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "Forbidden", "code": 403, "message": "x"}"#;
+    const REFUSED: &str = r#"{"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "Invalid", "code": 422, "message": "x"}"#;
     const LIST: &str = r#"{"kind": "PartialObjectMetadataList", "apiVersion": "meta.k8s.io/v1",
         "metadata": {"resourceVersion": "7"}, "items": [{"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1",
         "metadata": {"name": "s", "resourceVersion": "5", "ownerReferences":
@@ -159,10 +130,11 @@ mod tests {
             );
             seen.lock().unwrap().push(uri.clone());
             async move {
-                if uri.contains("watch=") {
-                    return pending().await;
-                }
-                let (code, body) = answer(&uri);
+                let (code, body) = match answer(&uri) {
+                    (200, _) if uri.contains("sendInitialEvents=") => (422, REFUSED),
+                    (200, _) if uri.contains("watch=") => return pending().await,
+                    answer => answer,
+                };
                 let response = Response::builder().status(code);
                 Ok::<_, Infallible>(response.body(Body::from(body.as_bytes().to_vec())).unwrap())
             }
@@ -193,7 +165,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn newest_version_is_watched_by_the_name_of_the_driver() {
         let (updates, requests) = updates(|_| (200, LIST)).await;
-        assert_eq!(updates, [WatchUpdate::Listed(of_node())]);
+        assert_eq!(updates, WatchUpdate::list(of_node()));
         assert!(
             requests
                 .iter()
@@ -213,13 +185,14 @@ mod tests {
             }
         };
         let (updates, _) = updates(answer).await;
-        assert_eq!(updates, [WatchUpdate::Listed(of_node())]);
+        assert_eq!(updates, WatchUpdate::list(of_node()));
     }
 
     #[tokio::test(start_paused = true)]
     async fn absent_group_means_no_slices_and_is_asked_for_once_a_minute() {
         let (updates, requests) = updates(|_| (404, ABSENT)).await;
-        assert_eq!(updates, [const { WatchUpdate::Listed(Vec::new()) }; 3]);
+        let none: [WatchUpdate<SliceOwner>; 2] = [WatchUpdate::ListStarted, WatchUpdate::ListCompleted];
+        assert_eq!(updates, [none.clone(), none.clone(), none].concat());
         assert_eq!(requests.len(), 9, "{requests:?}");
     }
 

@@ -72,7 +72,9 @@ pub async fn open(client: &Client, request: Request<Vec<u8>>) -> Result<Response
     }
     // Priority and fairness asks for a pause by this header alone, with a text for a body.
     let asked = parts.headers.get(RETRY_AFTER).and_then(|value| value.to_str().ok());
-    let asked = asked.and_then(|seconds| seconds.trim().parse().ok()).map(Duration::from_secs);
+    let asked = asked
+        .and_then(|seconds| seconds.trim().parse().ok())
+        .map(Duration::from_secs);
     let text = body.whole().await?;
     let mut status = serde_json::from_slice::<Status>(&text).unwrap_or_else(|_| {
         let text = String::from_utf8_lossy(&text);
@@ -288,13 +290,27 @@ mod tests {
                 Some("7"),
                 Some("c"),
             ),
-            (r#"{"items": [3], "x": [{}], "metadata": {"resourceVersion": "8"}}"#, 1, Some("8"), None),
-            (r#"{"metadata": {"resourceVersion": "9"}, "items": null}"#, 0, Some("9"), None),
+            (
+                r#"{"items": [3], "x": [{}], "metadata": {"resourceVersion": "8"}}"#,
+                1,
+                Some("8"),
+                None,
+            ),
+            (
+                r#"{"metadata": {"resourceVersion": "9"}, "items": null}"#,
+                0,
+                Some("9"),
+                None,
+            ),
             (r#"{"metadata": null, "items": []}"#, 0, None, None),
         ] {
             let mut count = 0;
             let end = parse_page(json.as_bytes(), |_: Value| count += 1).unwrap();
-            assert_eq!((count, end.version.as_deref(), end.next.as_deref()), (items, version, next), "{json}");
+            assert_eq!(
+                (count, end.version.as_deref(), end.next.as_deref()),
+                (items, version, next),
+                "{json}"
+            );
         }
         let cut = r#"{"metadata": {"resourceVersion": "7"}, "items": [1, "#;
         assert!(parse_page(cut.as_bytes(), |_: Value| ()).is_err());

@@ -47,16 +47,11 @@ impl WatchHealth {
     /// Records that a list begins, or begins again.
     pub fn began_list(&self, kind: &str, now: Instant) {
         let mut all = self.lock();
-        if !all.contains_key(kind) {
-            let health = KindHealth {
-                contact: now,
-                list: None,
-            };
-            all.insert(kind.to_owned(), health);
-        }
-        if let Some(health) = all.get_mut(kind) {
-            health.list.get_or_insert(ListHealth { most: 0, since: now });
-        }
+        let health = all.entry(kind.to_owned()).or_insert(KindHealth {
+            contact: now,
+            list: None,
+        });
+        health.list.get_or_insert(ListHealth { most: 0, since: now });
     }
 
     /// Records how many objects a list has brought so far. A first page that comes again and again is no progress.
@@ -91,7 +86,9 @@ impl WatchHealth {
     pub fn failing(&self, now: Instant) -> Vec<(String, Duration)> {
         let all = self.lock();
         let failing = all.iter().filter(|(_, health)| health.is_failing(now));
-        failing.map(|(kind, health)| (kind.clone(), now - health.contact)).collect()
+        failing
+            .map(|(kind, health)| (kind.clone(), now - health.contact))
+            .collect()
     }
 
     /// True if a kind does not follow the cluster.
@@ -136,7 +133,10 @@ mod tests {
         assert_eq!(failing(&health, at(89)), []);
         assert_eq!(failing(&health, at(90)), [("nodes".to_owned(), 80)]);
         let ages = [("nodes".to_owned(), 80), ("policies".to_owned(), 30)];
-        assert_eq!(health.ages(at(90)), ages.map(|(kind, age)| (kind, Duration::from_secs(age))));
+        assert_eq!(
+            health.ages(at(90)),
+            ages.map(|(kind, age)| (kind, Duration::from_secs(age)))
+        );
         health.contact("nodes", at(91));
         assert_eq!(failing(&health, at(91)), []);
     }

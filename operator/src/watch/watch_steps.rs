@@ -59,6 +59,11 @@ pub enum StepEnd {
     },
 }
 
+/// True for the HTTP status of a request that can never succeed as it is.
+fn is_malformed(code: u16) -> bool {
+    matches!(code, 400 | 405 | 422)
+}
+
 /// Progress of a watch, from its first list on.
 #[derive(Debug)]
 pub struct WatchSteps {
@@ -145,7 +150,7 @@ impl WatchSteps {
     }
 
     fn rejected(&mut self, code: u16, now: Instant) -> Duration {
-        let is_malformed = matches!(code, 400 | 405 | 422);
+        let is_malformed = is_malformed(code);
         match self.step {
             // The API server has no streaming lists (422 Invalid) or does not know the parameters.
             WatchStep::StreamList if is_malformed => {
@@ -158,6 +163,15 @@ impl WatchSteps {
             WatchStep::StreamList | WatchStep::ListPage(None) | WatchStep::Watch(_) => {}
         }
         self.pause(now)
+    }
+
+    /// True if such an end of the present request is in the course of things.
+    pub fn expects(&self, end: &StepEnd) -> bool {
+        match end {
+            StepEnd::Expired => true,
+            StepEnd::Rejected(code) => self.step == WatchStep::StreamList && is_malformed(*code),
+            _ => false,
+        }
     }
 
     /// Until a list is whole.
@@ -285,7 +299,11 @@ mod tests {
             after(&mut steps, StepEnd::NextPage("more".to_owned()), 0);
             assert_eq!(*steps.step(), WatchStep::ListPage(Some("more".to_owned())));
             after(&mut steps, FAILED, 0);
-            assert_eq!(*steps.step(), WatchStep::ListPage(Some("more".to_owned())), "the page is asked for again");
+            assert_eq!(
+                *steps.step(),
+                WatchStep::ListPage(Some("more".to_owned())),
+                "the page is asked for again"
+            );
             after(&mut steps, StepEnd::Expired, 0);
             assert_eq!(*steps.step(), WatchStep::ListPage(None));
             after(&mut steps, StepEnd::Listed("8".to_owned()), 0);
@@ -319,7 +337,10 @@ mod tests {
     async fn watches_end_between_240_and_290_seconds() {
         let mut steps = WatchSteps::new();
         let timeouts: Vec<_> = (0..200).map(|_| steps.watch_timeout()).collect();
-        assert!(timeouts.iter().all(|timeout| (240..=290).contains(timeout)), "{timeouts:?}");
+        assert!(
+            timeouts.iter().all(|timeout| (240..=290).contains(timeout)),
+            "{timeouts:?}"
+        );
         assert!(timeouts.iter().any(|timeout| *timeout != timeouts[0]));
     }
 }

@@ -1,21 +1,22 @@
 //! Rejected pods.
 
 use super::{deleter::delete_pod, *};
-use crate::{lenient::Lenient, pods::rejected_pods::RejectedPods};
-use k8s_openapi::api::core::v1::Pod;
-use kube::runtime::watcher::Event;
+use crate::{
+    index::cache::DeletedObject,
+    pods::rejected_pods::{FailedPod, RejectedPods},
+};
 use std::collections::HashSet;
 
 const DELETES: &str = "{nodeSelector: {}, deleteRejectedPods: true}";
 const SERVES: &str = "{resources: [{name: nvidia.com/gpu, capacity: 1, allocatable: 1, registered: true}]}";
 
-fn pod(name: &str, resource: &str) -> Lenient<Pod> {
-    serde_json::from_value(json!({"apiVersion": "v1", "kind": "Pod",
+fn pod(name: &str, resource: &str) -> FailedPod {
+    let pod = serde_json::from_value(json!({"apiVersion": "v1", "kind": "Pod",
         "metadata": {"name": name, "namespace": "ml", "uid": "pod-uid", "resourceVersion": "41", "ownerReferences":
             [{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": "r", "controller": true}]},
         "spec": {"nodeName": "n", "containers": [{"name": "main", "resources": {"limits": {resource: "1"}}}]},
-        "status": {"phase": "Failed", "reason": "UnexpectedAdmissionError"}}))
-    .unwrap()
+        "status": {"phase": "Failed", "reason": "UnexpectedAdmissionError"}}));
+    FailedPod::of(pod.unwrap())
 }
 
 fn name(name: &str) -> PodName {
@@ -25,10 +26,10 @@ fn name(name: &str) -> PodName {
     }
 }
 
-fn of(pods: impl IntoIterator<Item = Lenient<Pod>>) -> RejectedPods {
+fn of(pods: impl IntoIterator<Item = FailedPod>) -> RejectedPods {
     let rejected = RejectedPods::new();
     pods.into_iter()
-        .for_each(|pod| rejected.apply(Event::Apply(pod), &mut HashSet::new()));
+        .for_each(|pod| rejected.apply(WatchUpdate::applied(pod), &mut HashSet::new()));
     rejected
 }
 
@@ -92,16 +93,16 @@ async fn deleted_pod_costs_no_request() {
         pod("c", "nvidia.com/gpu"),
     ]);
     let mut listed = HashSet::new();
-    rejected.apply(Event::Delete(pod("a", "nvidia.com/gpu")), &mut listed);
+    let deleted = DeletedObject {
+        name: "ml/a".to_owned(),
+        version: "42".to_owned(),
+    };
+    rejected.apply(WatchUpdate::Deleted(deleted), &mut listed);
     let again =
         serde_json::from_value(json!({"metadata": {"name": "b", "namespace": "ml"}, "spec": {"containers": []}}));
-    rejected.apply(Event::Apply(again.unwrap()), &mut listed);
-    for event in [
-        Event::Init,
-        Event::InitApply(pod("d", "nvidia.com/gpu")),
-        Event::InitDone,
-    ] {
-        rejected.apply(event, &mut listed);
+    rejected.apply(WatchUpdate::applied(FailedPod::of(again.unwrap())), &mut listed);
+    for update in WatchUpdate::list(vec![pod("d", "nvidia.com/gpu")]) {
+        rejected.apply(update, &mut listed);
     }
     for gone in ["a", "b", "c"] {
         assert_eq!(
