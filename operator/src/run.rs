@@ -46,8 +46,8 @@ pub async fn run(args: OperatorArgs) -> Result<()> {
     let config = client_config().await?;
     // A renewal has a few seconds and must not wait for its turn, so the thread of the Lease has a client without limits.
     let throttle = RequestThrottle::new(args.client_qps, args.client_burst);
+    // Lists and watches have pauses of their own.
     let client = Client::try_from(config.clone()).context("make a client for the API server")?;
-    let client = paced_client(client, &throttle);
     let allowed = AgentImages::of_operator(&args.agent_image, &args.agent_images).context("read AGENT_IMAGES")?;
     let agent_pods = AgentPodSettings {
         namespace: args.namespace.clone(),

@@ -16,7 +16,7 @@ use tokio::time::timeout;
 
 /// Longest time until a response begins, and between its parts but for those of a stream. The API server may let a request wait
 /// for a quarter of its minute (`RequestTimeout` in `pkg/server/config.go` of k8s.io/apiserver).
-pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 /// Longest part of a text that no program wrote, such as the page of a proxy, in an error.
 const TEXT_LIMIT: usize = 200;
 

@@ -198,13 +198,13 @@ fn short(update: &WatchUpdate<Seen>) -> String {
 }
 
 /// What a watch brought, and whom it asked for what.
-struct Watched {
+struct WatchRun {
     updates: Vec<String>,
     queries: Vec<(Duration, String)>,
     health: WatchHealth,
 }
 
-impl Watched {
+impl WatchRun {
     /// Seconds at which requests were made.
     fn seconds(&self) -> Vec<u64> {
         self.queries.iter().map(|(time, _)| time.as_secs()).collect()
@@ -216,7 +216,7 @@ impl Watched {
 }
 
 /// Watches nodes for some time. Every ten seconds, it checks whether the watch is said to fail.
-async fn watch_nodes(time: Duration, answer: impl FnMut(&str) -> Option<Answer> + Send + 'static) -> (Watched, bool) {
+async fn watch_nodes(time: Duration, answer: impl FnMut(&str) -> Option<Answer> + Send + 'static) -> (WatchRun, bool) {
     let (queries, health) = (Queries::default(), WatchHealth::default());
     let (messages, mut updates) = mpsc::channel(1024);
     let watch = ListWatch::new::<Lenient<Node>>(client(&queries, answer), &(), None);
@@ -238,7 +238,7 @@ async fn watch_nodes(time: Duration, answer: impl FnMut(&str) -> Option<Answer> 
     while let Ok(update) = updates.try_recv() {
         seen.push(short(&update));
     }
-    let watched = Watched {
+    let watched = WatchRun {
         updates: seen,
         queries: queries.lock().unwrap().clone(),
         health,
