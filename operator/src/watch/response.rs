@@ -191,7 +191,7 @@ pub fn parse_page<K: DeserializeOwned>(json: &[u8], each: impl FnMut(K)) -> Resu
     let mut deserializer = serde_json::Deserializer::from_slice(json);
     let page = PageSeed {
         each,
-        kind: PhantomData,
+        kind: PhantomData::<fn(K)>,
     };
     page.deserialize(&mut deserializer).map_err(WatchError::Page)
 }
@@ -224,7 +224,7 @@ impl<'de, K: DeserializeOwned, F: FnMut(K)> Visitor<'de> for PageSeed<K, F> {
                 "metadata" => end = map.next_value::<Option<PageEnd>>()?.unwrap_or_default(),
                 "items" => map.next_value_seed(ItemsSeed {
                     each: &mut self.each,
-                    kind: PhantomData,
+                    kind: PhantomData::<fn(K)>,
                 })?,
                 _ => {
                     map.next_value::<IgnoredAny>()?;
