@@ -44,8 +44,8 @@ pub struct ClusterWatch {
 }
 
 impl ClusterWatch {
-    /// Watches for as long as the process lives. A list that fails deletes nothing: cached objects stay until a whole list is in.
-    /// The cached version of an object that cannot be parsed stays too.
+    /// Watches for as long as the process lives. A list that fails deletes nothing: cached objects stay until a whole
+    /// list is in. The cached version of an object that cannot be parsed stays too.
     pub async fn run(self) {
         let Self {
             client,

@@ -162,8 +162,8 @@ impl<T: Versioned> ObjectCache<T> {
         }
     }
 
-    /// Applies an object that a write returned. The response may be late and must not revive a deleted object: an updated
-    /// object that is missing here was deleted meanwhile, and so may a created one that the watch has passed.
+    /// Applies an object that a write returned. The response may be late and must not revive a deleted object: an
+    /// updated object that is missing here was deleted meanwhile, and so may a created one that the watch has passed.
     pub fn apply_write(&mut self, object: T, kind: WriteKind) -> Option<ObjectDelta<T>> {
         let is_outdated = match kind {
             WriteKind::Create => self.watched >= number(&object),

@@ -156,7 +156,8 @@ impl Objects {
         }
     }
 
-    /// Adds an unreadable policy, unless it is being deleted, in place of its readable version. Returns the change of that.
+    /// Adds an unreadable policy, unless it is being deleted, in place of its readable version. Returns the change of
+    /// that.
     fn set_unreadable(&mut self, policy: UnreadablePolicy) -> Vec<ObjectDelta<GpuNodePolicy>> {
         let (name, version) = (policy.name().to_owned(), policy.version().to_owned());
         if policy.metadata.deletion_timestamp.is_none() {

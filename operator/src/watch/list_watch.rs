@@ -1,8 +1,8 @@
 //! Lists the objects of one kind and follows their changes, for ever.
 //!
-//! `watch_steps` decides which request comes next; this module makes it and passes on what it brings. A list comes as a stream
-//! (KEP-3157), or by pages where the API server has no streaming lists. Each object is parsed and reduced alone, and passed on
-//! with at most [`PAGE`] others, so that no list is ever held whole.
+//! `watch_steps` decides which request comes next; this module makes it and passes on what it brings. A list comes as a
+//! stream (KEP-3157), or by pages where the API server has no streaming lists. Each object is parsed and reduced alone,
+//! and passed on with at most [`PAGE`] others, so that no list is ever held whole.
 
 use crate::{
     index::cache::{DeletedObject, WatchUpdate},
@@ -56,8 +56,8 @@ pub struct WatchOutputs<'a, T, M> {
 }
 
 impl ListWatch {
-    /// A watch of all objects of a kind, or of those of one namespace. Names in updates have the namespace and a slash in front
-    /// where objects of several namespaces are watched.
+    /// A watch of all objects of a kind, or of those of one namespace. Names in updates have the namespace and a slash
+    /// in front where objects of several namespaces are watched.
     pub fn new<K: Resource>(client: Client, kind: &K::DynamicType, namespace: Option<&str>) -> Self {
         Self {
             client,
@@ -84,8 +84,8 @@ impl ListWatch {
         self
     }
 
-    /// Watches for as long as somebody takes messages. `read` returns what is kept of an object; none if it cannot be read, and
-    /// then its cached version stays.
+    /// Watches for as long as somebody takes messages. `read` returns what is kept of an object; none if it cannot be
+    /// read, and then its cached version stays.
     pub async fn run<K, T, M>(&self, read: fn(K) -> Option<T>, outputs: WatchOutputs<'_, T, M>)
     where
         K: Resource + DeserializeOwned,

@@ -1,4 +1,5 @@
-//! Requests of lists and watches, and their responses piece by piece: a page is parsed object by object, a stream line by line.
+//! Requests of lists and watches, and their responses piece by piece: a page is parsed object by object, a stream line
+//! by line.
 
 use http::{Request, header::RETRY_AFTER};
 use http_body::Body as _;
@@ -14,8 +15,8 @@ use serde::{
 use std::{fmt, future::poll_fn, io::BufRead, marker::PhantomData, pin::Pin, time::Duration};
 use tokio::time::timeout;
 
-/// Longest time until a response begins, and between its parts but for those of a stream. The API server may let a request wait
-/// for a quarter of its minute (`RequestTimeout` in `pkg/server/config.go` of k8s.io/apiserver).
+/// Longest time until a response begins, and between its parts but for those of a stream. The API server may let a
+/// request wait for a quarter of its minute (`RequestTimeout` in `pkg/server/config.go` of k8s.io/apiserver).
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 /// Longest part of a text that no program wrote, such as the page of a proxy, in an error.
 const TEXT_LIMIT: usize = 200;
@@ -107,8 +108,8 @@ impl ResponseBody {
         }
     }
 
-    /// Waits for the next line of a stream, and returns it without its end; `None` at the end of the stream. A last line without
-    /// an end is cut off and of no use. Cancel safe.
+    /// Waits for the next line of a stream, and returns it without its end; `None` at the end of the stream. A last
+    /// line without an end is cut off and of no use. Cancel safe.
     pub async fn next_line(&mut self) -> Result<Option<&[u8]>, WatchError> {
         let mut searched = self.read;
         let end = loop {

@@ -9,8 +9,8 @@ use tokio::time::Instant;
 
 /// A kind that cannot be listed for this long does not follow the cluster.
 const LIST_FAILS_AFTER: Duration = Duration::from_mins(1);
-/// A watch without a sign of life for this long does not follow the cluster: one that is silent for 70 s is given up, and the next
-/// one has 10 s to start.
+/// A watch without a sign of life for this long does not follow the cluster: one that is silent for 70 s is given up,
+/// and the next one has 10 s to start.
 const WATCH_FAILS_AFTER: Duration = Duration::from_secs(80);
 
 /// Health of the watches, by kind of object. Clones share it.
@@ -81,8 +81,8 @@ impl WatchHealth {
         }
     }
 
-    /// Returns the kinds that could not be listed for a minute, or whose watch had no sign of life for 80 s, with the age of the
-    /// last one. A list that takes longer is fine while it goes on.
+    /// Returns the kinds that could not be listed for a minute, or whose watch had no sign of life for 80 s, with the
+    /// age of the last one. A list that takes longer is fine while it goes on.
     pub fn failing(&self, now: Instant) -> Vec<(String, Duration)> {
         let all = self.lock();
         let failing = all.iter().filter(|(_, health)| health.is_failing(now));
