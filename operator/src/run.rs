@@ -130,7 +130,7 @@ pub async fn run(args: OperatorArgs) -> Result<()> {
     };
     let drain_watcher = DrainWatcher {
         context: context.clone(),
-        client: client.clone(),
+        client: paced_client(client.clone(), &throttle),
         queue: drains,
         messages: message_sender,
     };
@@ -198,7 +198,7 @@ async fn endless(name: &'static str, task: impl Future<Output = ()>) -> Result<(
 
 async fn client_config() -> Result<Config> {
     let mut config = Config::infer().await.context("find out how to reach the API server")?;
-    // The election has pauses of its own, and all other requests go through a paced client.
+    // The election, lists and watches have pauses of their own; all other requests go through a paced client.
     config.default_retry = false;
     // A list on a dead connection would wait for ever. A watch may be silent for 290 s, after which the server ends it. The time
     // that a connection was idle before a request does not count.
