@@ -195,6 +195,13 @@ impl Cluster {
             .container_process(namespace, pod, container)
     }
 
+    /// Kills the API server and starts it again; returns when it is ready. Watches from before it start anew.
+    pub fn restart_api_server(&self) -> Result<()> {
+        crate::control_plane::ControlPlane::new(&self.layout)
+            .restart_api_server(self.state.subnet)
+            .context("restart the API server")
+    }
+
     /// The process of one of the control plane's programs, such as `kube-apiserver`.
     pub fn control_plane_process(&self, program: &str) -> Result<Option<Process>> {
         crate::control_plane::ControlPlane::new(&self.layout)

@@ -10,8 +10,20 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ClusterFile {
+    /// False leaves out the controller manager and the scheduler. Such a cluster has no nodes of its own; tests create
+    /// simulated ones.
+    #[serde(default = "enabled")]
+    pub controllers: bool,
+    /// False keeps the contents of requests out of the audit log, which a large fleet would fill.
+    #[serde(default = "enabled")]
+    pub audit_contents: bool,
     /// The nodes.
+    #[serde(default)]
     pub nodes: Vec<NodeSpec>,
+}
+
+fn enabled() -> bool {
+    true
 }
 
 /// One node.
@@ -66,7 +78,8 @@ impl ClusterFile {
             }
         }
         match file.nodes.len() {
-            0 => bail!("nodes: at least one is needed"),
+            0 if file.controllers => bail!("nodes: at least one is needed"),
+            count if count > 0 && !file.controllers => bail!("controllers: nodes need the controller manager"),
             count if count > MOST_NODES => bail!("nodes: {count} are more than {MOST_NODES}"),
             _ => Ok(file),
         }
@@ -133,6 +146,15 @@ mod tests {
             "{}",
             error(text)
         );
+    }
+
+    #[test]
+    fn control_plane_without_controllers_has_no_nodes() {
+        let file = ClusterFile::parse("controllers: false\nauditContents: false\n").unwrap();
+        assert!(file.nodes.is_empty() && !file.controllers && !file.audit_contents);
+        assert!(error("controllers: false\nnodes:\n- name: a\n").starts_with("controllers: nodes need"));
+        let file = ClusterFile::parse(include_str!("../clusters/default.yaml")).unwrap();
+        assert!(file.controllers && file.audit_contents);
     }
 
     #[test]

@@ -62,10 +62,28 @@ impl ControlPlane {
     }
 
     /// Starts etcd and the API server and waits until that is ready.
-    pub(crate) fn start_api(&self, authority: &Authority, subnet: Subnet) -> Result<()> {
+    pub(crate) fn start_api(&self, authority: &Authority, subnet: Subnet, audit_contents: bool) -> Result<()> {
         let address = subnet.control_plane();
         self.write_files(authority, address)?;
+        let policy = if audit_contents {
+            AUDIT_POLICY.to_owned()
+        } else {
+            AUDIT_POLICY.replace("level: RequestResponse", "level: Metadata")
+        };
+        self.sandbox.write("/etc/kubernetes/audit-policy.yaml", policy)?;
         self.sandbox.daemon("etcd", &etcd_flags())?;
+        self.start_api_server(address)
+    }
+
+    /// Kills the API server and starts it again, which ends every watch; etcd goes on.
+    pub(crate) fn restart_api_server(&self, subnet: Subnet) -> Result<()> {
+        if let Some(process) = self.sandbox.process("kube-apiserver")? {
+            process.kill()?;
+        }
+        self.start_api_server(subnet.control_plane())
+    }
+
+    fn start_api_server(&self, address: Ipv4Addr) -> Result<()> {
         self.sandbox.daemon("kube-apiserver", &api_server_flags(address))?;
         let kubectl = Kubectl::new(&self.layout);
         wait::until("the API server to be ready", READY_TIMEOUT, || {
@@ -130,7 +148,6 @@ impl ControlPlane {
         let signing = SigningKey::new()?;
         write("service-account.key", &signing.private)?;
         write("service-account.pub", &signing.public)?;
-        self.sandbox.write("/etc/kubernetes/audit-policy.yaml", AUDIT_POLICY)?;
 
         for name in ["kube-controller-manager", "kube-scheduler"] {
             let user = format!("system:{name}");

@@ -74,8 +74,10 @@ pub(crate) fn start(layout: &Layout, trees: &Trees, options: &Options) -> Result
     let runtime = &runtime;
     thread::scope(|scope| {
         let api = scope.spawn(|| {
-            control_plane.start_api(&authority, subnet)?;
-            control_plane.start_controllers()?;
+            control_plane.start_api(&authority, subnet, options.nodes.audit_contents)?;
+            if options.nodes.controllers {
+                control_plane.start_controllers()?;
+            }
             progress.print("control plane", "API server is ready");
             Ok(())
         });
@@ -99,7 +101,9 @@ pub(crate) fn start(layout: &Layout, trees: &Trees, options: &Options) -> Result
         node.start_kubelet()?;
         node_start::start_kube_proxy(node)?;
     }
-    wait_ready(layout, &nodes, progress)?;
+    if options.nodes.controllers {
+        wait_ready(layout, &nodes, progress)?;
+    }
     Ok(state)
 }
 
