@@ -8,6 +8,9 @@ NAME ?= default
 CLUSTER ?= tests/cluster/clusters/default.yaml
 KEEP ?=
 ARGS ?=
+NODES ?= 5000
+ONLY ?=
+TABLE ?=
 TARGET := target
 CLUSTER_CMD := $(TARGET)/release/gpunode-cluster
 CARGO_DENY_VERSION := 0.20.2
@@ -82,6 +85,10 @@ cargo-machete:
 .PHONY: bench
 bench: kubernetes images ## measure the figures of docs/benchmarks.md, compare them with their targets, write them there
 	@tests/bench.sh
+
+.PHONY: bench-fleet
+bench-fleet: kubernetes ## measure 5,000 simulated nodes (NODES=5000, ONLY=labels,failover, TABLE=1 for docs/scale.md)
+	@NODES=$(NODES) ONLY=$(ONLY) TABLE=$(TABLE) KEEP=$(KEEP) tests/bench-fleet.sh
 
 # Two builds: built together, the agent would get features of the check. This agent runs on the host, whose glibc
 # may be older than that of the image.

@@ -1,0 +1,110 @@
+//! The same requests without an operator: what a bare client needs for them on this API server.
+
+use crate::{
+    api::{ApiClient, GPU_NODES, Metadata, NODES, Named, PatchForm, refusal},
+    fleet::Fleet,
+};
+use anyhow::Result;
+use futures::{StreamExt as _, TryStreamExt as _, stream};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use std::time::Instant;
+use tokio::try_join;
+
+/// Writes at the same time: `MAX_CONCURRENT_WRITES` of `operator/src/write/worker.rs`. HTTP/1.1 has a connection for each.
+const CONNECTIONS: usize = 4;
+/// Attempts at a patch that lost a race.
+const ATTEMPTS: usize = 5;
+/// Key of the label, the taint and the annotation.
+const KEY: &str = "bench.example.com/raw";
+/// Length of the record that the operator writes with a label and a taint of one policy.
+const RECORD_LENGTH: usize = 300;
+
+/// Fields that a patch of a node depends on.
+#[derive(Clone, Deserialize)]
+struct RawNode {
+    metadata: Metadata,
+    #[serde(default)]
+    spec: RawSpec,
+}
+
+#[derive(Clone, Default, Deserialize)]
+#[serde(default)]
+struct RawSpec {
+    taints: Vec<Value>,
+}
+
+/// Patches a label, a taint and an annotation of every node; returns the seconds that the patches took.
+pub async fn raw_change(fleet: &Fleet, round: usize) -> Result<f64> {
+    let nodes: Vec<RawNode> = fleet.admin().list(NODES, "").await?;
+    let begin = Instant::now();
+    stream::iter(nodes)
+        .map(|node| write(fleet.account(), node, round))
+        .buffer_unordered(CONNECTIONS)
+        .try_collect::<Vec<()>>()
+        .await?;
+    Ok(begin.elapsed().as_secs_f64())
+}
+
+async fn write(api: &ApiClient, mut node: RawNode, round: usize) -> Result<()> {
+    let path = format!("{NODES}/{}", node.metadata.name);
+    for attempt in 1.. {
+        let request = format!("{path}?fieldManager=gpunode-fleet");
+        let written = api.patch::<Named>(&request, PatchForm::Json, &patch(&node, round)).await;
+        match written {
+            Ok(_) => break,
+            // A heartbeat came first.
+            Err(error) if attempt < ATTEMPTS && matches!(refusal(&error), Some(409 | 422)) => {
+                // The operator's account may not get a node.
+                let query = format!("fieldSelector=metadata.name={}", node.metadata.name);
+                let found: Vec<RawNode> = api.list(NODES, &query).await?;
+                if let Some(found) = found.into_iter().next() {
+                    node = found;
+                }
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+fn patch(node: &RawNode, round: usize) -> Value {
+    let key = KEY.replace('/', "~1");
+    let value = format!("round-{round}");
+    let mut taints = node.spec.taints.clone();
+    taints.retain(|taint| taint["key"] != KEY);
+    taints.push(json!({"key": KEY, "value": value, "effect": "PreferNoSchedule"}));
+    json!([
+        {"op": "test", "path": "/metadata/resourceVersion", "value": node.metadata.resource_version},
+        {"op": "add", "path": format!("/metadata/labels/{key}"), "value": value},
+        {"op": "add", "path": format!("/metadata/annotations/{key}"), "value": format!("{round:0>RECORD_LENGTH$}")},
+        {"op": "add", "path": "/spec/taints", "value": taints},
+    ])
+}
+
+/// Lists Nodes and `GpuNode`s in pages by two clients at once, as two replicas do; returns the seconds until both have all.
+pub async fn bare_list(fleet: &Fleet) -> Result<f64> {
+    let begin = Instant::now();
+    let list = |path: &'static str| fleet.account().list::<Named>(path, "");
+    try_join!(list(NODES), list(GPU_NODES), list(NODES), list(GPU_NODES))?;
+    Ok(begin.elapsed().as_secs_f64())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patch_keeps_the_taints_of_others() {
+        let node: RawNode = serde_json::from_value(json!({
+            "metadata": {"name": "a", "resourceVersion": "7"},
+            "spec": {"taints": [{"key": "b", "effect": "NoSchedule"}, {"key": KEY, "value": "round-0", "effect": "PreferNoSchedule"}]},
+        }))
+        .unwrap();
+        let patch = patch(&node, 1);
+        assert_eq!(patch[0]["value"], "7");
+        let taints = patch[3]["value"].as_array().unwrap();
+        assert_eq!(taints.len(), 2);
+        assert_eq!((&taints[0]["key"], &taints[1]["value"]), (&json!("b"), &json!("round-1")));
+    }
+}

@@ -1,0 +1,151 @@
+//! The parts of `docs/scale.md` that the bench writes.
+
+use crate::{figures::FLEET_FIGURES, number};
+use anyhow::{Context, Result};
+use std::{collections::BTreeMap, fmt::Write as _};
+
+/// Longest bar of the plot, in characters.
+const BAR: f64 = 60.0;
+
+/// A change of all policies by number of nodes and policies.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ScaleRow {
+    /// Number of nodes.
+    pub nodes: usize,
+    /// Number of policies.
+    pub policies: usize,
+    /// Seconds from the edit to the last write of a node.
+    pub seconds: f64,
+    /// Writes of Nodes for each node.
+    pub writes_per_node: f64,
+    /// Resident memory of the greater replica, in MiB.
+    pub resident: f64,
+    /// Processor time of the leader for a node, in milliseconds.
+    pub leader: f64,
+    /// Processor time of the standby for a node, in milliseconds.
+    pub standby: f64,
+    /// Processor time of the API server for a node, in milliseconds.
+    pub api_server: f64,
+}
+
+/// Returns the table of the figures by their keys.
+pub fn figure_table(measured: &BTreeMap<&str, f64>) -> String {
+    let mut table = "| figure | target | measured | |\n|---|---|---|---|\n".to_owned();
+    for figure in FLEET_FIGURES {
+        let value = measured.get(figure.key).copied();
+        let text = value.map_or_else(|| "not measured".to_owned(), |value| figure.measured(value));
+        let is_met = value.is_some_and(|value| figure.is_met(value));
+        let verdict = if is_met { "met" } else { "missed" };
+        // Writing into a string cannot fail.
+        let _ = writeln!(table, "| {} | {} | {text} | {verdict} |", figure.what, figure.target());
+    }
+    table
+}
+
+/// Returns the table of the rows, and a plot of their times.
+pub fn scale_table(rows: &[ScaleRow]) -> String {
+    let mut text = "| nodes | policies | time | writes per node | memory | leader per node | standby per node | API server per node |\n\
+                    |---|---|---|---|---|---|---|---|\n"
+        .to_owned();
+    for row in rows {
+        let _ = writeln!(
+            text,
+            "| {} | {} | {:.1} s | {:.2} | {:.0} MiB | {:.2} ms | {:.2} ms | {:.2} ms |",
+            row.nodes,
+            row.policies,
+            row.seconds,
+            row.writes_per_node,
+            row.resident,
+            row.leader,
+            row.standby,
+            row.api_server
+        );
+    }
+    text.push_str("\nSeconds for each node, and what the greater replica keeps in memory:\n\n```\n");
+    let longest = |of: fn(&ScaleRow) -> f64| rows.iter().map(of).fold(f64::MIN_POSITIVE, f64::max);
+    let plots: [(&str, fn(&ScaleRow) -> f64); 2] = [("ms/node", per_node), ("MiB", |row| row.resident)];
+    for (title, of) in plots {
+        let longest = longest(of);
+        for row in rows {
+            let _ = writeln!(
+                text,
+                "{:>5} nodes, {:>2} policies {:<60} {:.1} {title}",
+                row.nodes,
+                row.policies,
+                bar(of(row) / longest),
+                of(row)
+            );
+        }
+        text.push('\n');
+    }
+    text.truncate(text.trim_end().len());
+    text.push_str("\n```\n");
+    text
+}
+
+/// Milliseconds for each node.
+fn per_node(row: &ScaleRow) -> f64 {
+    row.seconds * 1000.0 / number(row.nodes.max(1))
+}
+
+/// A bar of this share of the longest.
+fn bar(share: f64) -> String {
+    let mut bar = String::new();
+    let mut end = 0.5;
+    while end <= share * BAR {
+        bar.push('#');
+        end += 1.0;
+    }
+    bar
+}
+
+/// Returns the document with `text` between the marks of this name.
+pub fn filled(document: &str, name: &str, text: &str) -> Result<String> {
+    let begin = format!("<!-- make bench-fleet writes {name} from here -->\n");
+    let end = format!("<!-- {name} to here -->\n");
+    let (before, rest) = document
+        .split_once(&begin)
+        .with_context(|| format!("find the line {}", begin.trim()))?;
+    let (_, after) = rest
+        .split_once(&end)
+        .with_context(|| format!("find the line {} after it", end.trim()))?;
+    Ok(format!("{before}{begin}\n{text}\n{end}{after}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn filling_twice_keeps_the_rest_of_the_document() {
+        let document = include_str!("../../../docs/scale.md");
+        let row = ScaleRow {
+            nodes: 10,
+            policies: 1,
+            seconds: 0.1,
+            writes_per_node: 1.0,
+            resident: 12.0,
+            leader: 1.0,
+            standby: 0.4,
+            api_server: 5.0,
+        };
+        let table = scale_table(&[row]);
+        let once = filled(document, "the table", &table).unwrap();
+        assert!(
+            once.contains("| 10 | 1 | 0.1 s | 1.00 | 12 MiB | 1.00 ms | 0.40 ms | 5.00 ms |"),
+            "{once}"
+        );
+        assert_eq!(filled(&once, "the table", &table).unwrap(), once);
+        let figures = figure_table(&BTreeMap::from([("idle-cpu", 0.5)]));
+        let both = filled(&once, "the figures", &figures).unwrap();
+        assert!(both.contains("| at most 1 % | 0.500 % | met |") && both.contains("12 MiB"), "{both}");
+        assert!(filled("text", "the table", &table).is_err());
+    }
+
+    #[test]
+    fn bars_are_as_long_as_their_share() {
+        assert_eq!(bar(1.0).len(), 60);
+        assert_eq!(bar(0.5).len(), 30);
+        assert_eq!(bar(0.0), "");
+    }
+}

@@ -1,0 +1,160 @@
+//! Scenarios: each starts its own pair of operators and returns what it measured.
+//!
+//! | module | what it does |
+//! |---|---|
+//! | `label_change` | one policy changes a label and a taint of all nodes, against a bare client |
+//! | `configuration_change` | one policy changes the configuration of all agents, a tenth at a time |
+//! | `many_policies` | fifty policies, all edited at once |
+//! | `expired_watches` | the API server restarts, so that every watch begins anew |
+//! | `failover` | the leader is killed or stopped in the middle of a change |
+//! | `idle` | heartbeats and nothing else |
+//! | `refusals` | the API server refuses lists |
+//! | `scale` | the same change by number of nodes and policies |
+
+mod configuration_change;
+mod expired_watches;
+mod failover;
+mod idle;
+mod label_change;
+mod many_policies;
+mod refusals;
+mod scale;
+
+pub use configuration_change::{ConfigurationChange, configuration_change};
+pub use expired_watches::{ExpiredWatches, expired_watches};
+pub use failover::{Failover, failover};
+pub use idle::{Idle, idle};
+pub use label_change::{LabelChange, label_change};
+pub use many_policies::{ManyPolicies, many_policies};
+pub use refusals::{Refusals, refusals};
+pub use scale::scale_row;
+
+use crate::{
+    audit::seconds_between,
+    fleet::{Fleet, OperatorPair},
+    objects::{MEMBER_LABEL, part_label},
+    operator_process::{memory, processor_seconds},
+    probes::number,
+};
+use anyhow::{Context, Result};
+use futures::future::try_join_all;
+use jiff::Timestamp;
+use serde_json::{Value, json};
+use std::{collections::BTreeMap, time::Duration};
+use tokio::time::sleep;
+
+/// Key of the label and of the taint that policies change.
+const KEY: &str = "bench.example.com/round";
+/// Time without writes after which a change counts as over, and the standby has read it.
+const QUIET: Duration = Duration::from_secs(3);
+/// Time after which memory counts as steady.
+const STEADY: Duration = Duration::from_secs(15);
+
+/// A change of all nodes by the operators.
+struct MeasuredChange {
+    /// From the edit to the answer to the last write of a node.
+    seconds: f64,
+    /// Processor time of the leader for each node, in milliseconds.
+    leader: f64,
+    /// The same of the standby.
+    standby: f64,
+    /// The same of the API server.
+    api_server: f64,
+    /// Number of writes of each Node.
+    writes: BTreeMap<String, usize>,
+}
+
+/// Applies policies at once and waits until the operators have written this number of nodes and nothing more.
+async fn measured_change(
+    fleet: &Fleet,
+    pair: &OperatorPair,
+    policies: &[(String, Value)],
+    nodes: usize,
+) -> Result<MeasuredChange> {
+    let (leader, standby) = fleet.leader_and_standby(pair).await?;
+    let pids = [pair.get(leader).pid(), pair.get(standby).pid(), fleet.api_server_pid()?];
+    let processor = || pids.map(processor_seconds).into_iter().collect::<Result<Vec<f64>>>();
+    let mut requests = fleet.requests()?;
+    let (before, begin) = (processor()?, Timestamp::now());
+    apply_all(fleet, policies).await?;
+    fleet.await_written(&mut requests, "nodes", nodes).await?;
+    fleet.await_quiet(&mut requests, QUIET).await?;
+    let after = processor()?;
+    let writes = requests.writes_by_name("nodes")?;
+    let last = requests
+        .writes()?
+        .filter(|write| write.resource() == "nodes")
+        .map(|write| write.stage_timestamp)
+        .max()
+        .context("find the last write of a node")?;
+    let each = |index: usize| (after[index] - before[index]) * 1000.0 / number(nodes.max(1));
+    Ok(MeasuredChange {
+        seconds: seconds_between(begin, last),
+        leader: each(0),
+        standby: each(1),
+        api_server: each(2),
+        writes,
+    })
+}
+
+/// Applies policies at once.
+async fn apply_all(fleet: &Fleet, policies: &[(String, Value)]) -> Result<()> {
+    try_join_all(policies.iter().map(|(name, spec)| fleet.apply_policy(name, spec)))
+        .await
+        .map(drop)
+}
+
+/// Selects every simulated node.
+fn all_nodes() -> Value {
+    json!({"matchLabels": {MEMBER_LABEL: "true"}})
+}
+
+/// A policy that labels and taints every node.
+fn label_policy(round: usize) -> (String, Value) {
+    let value = format!("round-{round}");
+    let spec = json!({
+        "nodeSelector": all_nodes(),
+        "labels": {KEY: value},
+        "taints": [{"key": KEY, "value": value, "effect": "PreferNoSchedule"}],
+    });
+    ("change".to_owned(), spec)
+}
+
+/// Policies that label a part of the nodes each, and previews of one label on all nodes each.
+fn policies_in_parts(parts: usize, previews: usize, round: usize) -> Vec<(String, Value)> {
+    let value = format!("round-{round}");
+    let part = |part: usize| {
+        let spec = json!({
+            "nodeSelector": {"matchLabels": {part_label(parts): part.to_string()}},
+            "labels": {KEY: value},
+            "unhealthyTaint": {"after": "0s", "minHealthy": crate::objects::GPUS},
+        });
+        (format!("part-{part:02}"), spec)
+    };
+    let preview = |preview: usize| {
+        let spec = json!({
+            "mode": "Preview",
+            "priority": preview,
+            "nodeSelector": all_nodes(),
+            "labels": {format!("bench.example.com/preview-{preview}"): value},
+        });
+        (format!("preview-{preview:02}"), spec)
+    };
+    (0..parts).map(part).chain((0..previews).map(preview)).collect()
+}
+
+/// Returns the most memory that one of the pair has resident once it is steady, in MiB.
+async fn steady_memory(pair: &OperatorPair) -> Result<f64> {
+    sleep(STEADY).await;
+    most(pair, |pid| Ok(memory(pid)?.resident))
+}
+
+/// Returns the greatest of what `of` gives for the processes of a pair.
+fn most(pair: &OperatorPair, of: impl Fn(i32) -> Result<f64>) -> Result<f64> {
+    pair.pids().into_iter().map(of).try_fold(0.0, |most, value| Ok(f64::max(most, value?)))
+}
+
+/// Returns the most writes of one object.
+fn most_writes(writes: &BTreeMap<String, usize>) -> usize {
+    writes.values().copied().max().unwrap_or_default()
+}

@@ -1,0 +1,112 @@
+//! The API server restarts, and no watch can continue.
+
+use crate::{
+    Fleet,
+    api::{NODES, PatchForm},
+    audit::{OperatorRequests, seconds_between},
+    objects::node_name,
+    operator_process::{memory, reset_peak},
+    raw::bare_list,
+    scenarios::{KEY, QUIET, label_policy, measured_change, most, steady_memory},
+};
+use anyhow::{Context, Result, ensure};
+use jiff::Timestamp;
+use serde::de::IgnoredAny;
+use serde_json::json;
+use std::time::{Duration, Instant};
+use tokio::time::sleep;
+
+/// Time in which a lost watch must begin anew.
+const LIMIT: Duration = Duration::from_secs(90);
+/// Longer than the time between two renewals of the Lease.
+const RENEWALS: Duration = Duration::from_secs(12);
+const LOOK: Duration = Duration::from_millis(100);
+
+/// A restart of the API server.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ExpiredWatches {
+    /// Writes of the operators after a restart of the API server without any change.
+    pub writes: usize,
+    /// From the leader's first list to the answer to a change that the end of the list shows, of a bare list by two clients.
+    pub ratio: f64,
+    /// Seconds of the bare list, right after a restart of the API server too.
+    pub bare: f64,
+    /// Peak of resident memory after a restart of the operators, the greater of both, in MiB.
+    pub start_peak: f64,
+    /// The same after the restart of the API server.
+    pub expired_peak: f64,
+}
+
+/// Measures two restarts with operators and one without.
+pub async fn expired_watches(fleet: &Fleet) -> Result<ExpiredWatches> {
+    let pair = fleet.start_pair().await?;
+    measured_change(fleet, &pair, &[label_policy(0)], fleet.size()).await?;
+    drop(pair);
+    fleet.restart_api_server().await?;
+    let bare = bare_list(fleet).await?;
+
+    // The processes are new, so their peak is that of a restart.
+    let pair = fleet.start_pair().await?;
+    let start_peak = most(&pair, |pid| Ok(memory(pid)?.peak))?;
+    steady_memory(&pair).await?;
+    pair.pids().into_iter().try_for_each(reset_peak)?;
+    let mut requests = fleet.requests()?;
+    fleet.restart_api_server().await?;
+    await_lists(&mut requests, 2).await?;
+    fleet.await_quiet(&mut requests, QUIET * 4).await?;
+    let writes = requests.writes()?.count();
+    let expired_peak = most(&pair, |pid| Ok(memory(pid)?.peak))?;
+
+    let mut requests = fleet.requests()?;
+    sleep(RENEWALS).await;
+    let renewal = requests.read()?.iter().rfind(|request| request.is_renewal());
+    let leader = renewal.context("find the leader's renewal")?.credential().to_owned();
+    let restart = Timestamp::now();
+    fleet.restart_api_server().await?;
+    // The last node of a list, so that the whole list has been read.
+    let name = node_name(fleet.size() - 1);
+    let patch = json!({"metadata": {"labels": {KEY: null}}});
+    let path = format!("{NODES}/{name}");
+    fleet
+        .admin()
+        .patch::<IgnoredAny>(&path, PatchForm::Merge, &patch)
+        .await?;
+    fleet.await_written(&mut requests, "nodes", 1).await?;
+    let all = requests.read()?.iter();
+    let mut of_leader = all.filter(|request| request.credential() == leader && request.stage_timestamp > restart);
+    let list = of_leader
+        .find(|request| request.is_list() && request.code() < 300 && request.resource() == "nodes")
+        .context("find the leader's list after the restart; did it lose the Lease?")?
+        .request_received_timestamp;
+    let answer = requests
+        .writes()?
+        .find(|write| write.resource() == "nodes" && write.name() == name)
+        .with_context(|| format!("find the write of {name}"))?
+        .stage_timestamp;
+    Ok(ExpiredWatches {
+        writes,
+        ratio: seconds_between(list, answer) / bare,
+        bare,
+        start_peak,
+        expired_peak,
+    })
+}
+
+/// Waits until so many lists of nodes have been answered.
+async fn await_lists(requests: &mut OperatorRequests, lists: usize) -> Result<()> {
+    let end = Instant::now() + LIMIT;
+    loop {
+        let is_list_of_nodes =
+            |request: &&crate::audit::OperatorRequest| request.is_list() && request.resource() == "nodes";
+        let seen = requests.read()?.iter().filter(is_list_of_nodes);
+        let seen = seen.filter(|request| request.code() < 300).count();
+        if seen >= lists {
+            return Ok(());
+        }
+        ensure!(
+            Instant::now() < end,
+            "{seen} of {lists} watches of nodes have begun anew"
+        );
+        sleep(LOOK).await;
+    }
+}

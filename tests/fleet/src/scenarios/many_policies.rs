@@ -1,0 +1,189 @@
+//! Fifty policies, all edited at once, while GPUs fail and nodes join.
+
+use crate::{
+    Fleet,
+    api::NODES,
+    audit::{OperatorRequest, OperatorRequests, seconds_between},
+    objects::node_name,
+    probes::LivenessProbes,
+    quantile,
+    scenarios::{KEY, QUIET, apply_all, measured_change, policies_in_parts, steady_memory},
+};
+use anyhow::{Context, Result, ensure};
+use gpunode_crds::UNHEALTHY_TAINT;
+use jiff::Timestamp;
+use serde_json::Value;
+use std::{
+    collections::BTreeSet,
+    time::{Duration, Instant},
+};
+use tokio::time::sleep;
+
+/// Parts of the fleet, each with a policy of its own.
+const PARTS: usize = 30;
+/// Previews on all nodes.
+const PREVIEWS: usize = 20;
+/// Time in which the Lease is watched without any change.
+const UNCHANGED: Duration = Duration::from_secs(30);
+/// A pause between requests about the Lease is at least this long; those of one renewal follow each other at once.
+const PAUSE: f64 = 0.5;
+/// Time between two looks at a node.
+const LOOK: Duration = Duration::from_millis(20);
+/// Time between a node that was served and the next one that needs it.
+const BETWEEN: Duration = Duration::from_millis(100);
+/// Longest wait for a node that somebody waits for.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// An edit of all policies at once.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ManyPolicies {
+    /// Longest pause between two requests of the leader about the Lease, beyond the usual one, in milliseconds.
+    pub lease_late: f64,
+    /// 99th percentile of the leader's answers to `/livez`, in milliseconds.
+    pub livez: f64,
+    /// Resident memory before the edit, the greater of both replicas, in MiB.
+    pub resident: f64,
+    /// 99th percentile of the seconds from a fault or a new node to its taint or label.
+    pub served: f64,
+    /// Number of these faults and nodes.
+    pub samples: usize,
+    /// Seconds from the edit to the last write.
+    pub seconds: f64,
+    /// Most writes to a node that neither failed nor joined meanwhile.
+    pub most_writes: usize,
+}
+
+/// Measures one edit of thirty policies and twenty previews.
+pub async fn many_policies(fleet: &Fleet) -> Result<ManyPolicies> {
+    let pair = fleet.start_pair().await?;
+    let size = fleet.size();
+    measured_change(fleet, &pair, &policies_in_parts(PARTS, PREVIEWS, 0), size).await?;
+    let resident = steady_memory(&pair).await?;
+    let mut usual = fleet.requests()?;
+    sleep(UNCHANGED).await;
+    let leader = leader_credential(&mut usual)?;
+
+    let mut requests = fleet.requests()?;
+    let (leader_index, _) = fleet.leader_and_standby(&pair).await?;
+    let probes = LivenessProbes::start(pair.get(leader_index).address());
+    let begin = Timestamp::now();
+    let policies = policies_in_parts(PARTS, PREVIEWS, 1);
+    let edit = apply_all(fleet, &policies);
+    let samples = serve_while_changing(fleet, &mut requests);
+    let ((), samples) = tokio::try_join!(edit, samples)?;
+    fleet.await_quiet(&mut requests, QUIET).await?;
+    let livez: Vec<f64> = probes
+        .finish()?
+        .iter()
+        .map(|took| took.as_secs_f64() * 1000.0)
+        .collect();
+    let last = requests.writes()?.map(|write| write.stage_timestamp).max();
+    let last = last.context("find the last write")?;
+    let pauses = lease_pauses(requests.read()?, &leader);
+    let usual = quantile(&lease_pauses(usual.read()?, &leader), 0.5);
+    let longest = pauses.iter().copied().fold(usual, f64::max);
+    let mut writes = requests.writes_by_name("nodes")?;
+    writes.retain(|name, _| !samples.names.contains(name));
+    restore(fleet, &samples).await?;
+    Ok(ManyPolicies {
+        lease_late: (longest - usual) * 1000.0,
+        livez: quantile(&livez, 0.99),
+        resident,
+        served: quantile(&samples.seconds, 0.99),
+        samples: samples.seconds.len(),
+        seconds: seconds_between(begin, last),
+        most_writes: writes.values().copied().max().unwrap_or_default(),
+    })
+}
+
+/// Faults and new nodes during a change.
+#[derive(Default)]
+struct ServedNodes {
+    seconds: Vec<f64>,
+    names: BTreeSet<String>,
+    faulty: Vec<String>,
+    joined: Vec<usize>,
+}
+
+/// Breaks GPUs and adds nodes in turns until every node of the fleet has been written.
+async fn serve_while_changing(fleet: &Fleet, requests: &mut OperatorRequests) -> Result<ServedNodes> {
+    let size = fleet.size();
+    let end = Instant::now() + fleet.limit();
+    let mut served = ServedNodes::default();
+    loop {
+        let written = requests.writes_by_name("nodes")?;
+        if (0..size).all(|index| written.contains_key(&node_name(index))) {
+            return Ok(served);
+        }
+        ensure!(Instant::now() < end, "{} of {size} nodes are written", written.len());
+        let round = served.seconds.len();
+        let begin;
+        if round % 2 == 0 {
+            // Spread over the fleet, and none twice before all had their turn.
+            let name = node_name((round / 2 * 37 + 11) % size);
+            begin = Instant::now();
+            fleet.agents().set_unhealthy(&name, true).await?;
+            await_node(fleet, &name, |node| has_taint(node, UNHEALTHY_TAINT)).await?;
+            served.faulty.push(name.clone());
+            served.names.insert(name);
+        } else {
+            let index = size + round;
+            let name = node_name(index);
+            begin = Instant::now();
+            fleet.create_node(index).await?;
+            await_node(fleet, &name, |node| node["metadata"]["labels"][KEY].is_string()).await?;
+            served.joined.push(index);
+            served.names.insert(name);
+        }
+        served.seconds.push(begin.elapsed().as_secs_f64());
+        sleep(BETWEEN).await;
+    }
+}
+
+async fn await_node(fleet: &Fleet, name: &str, is_served: impl Fn(&Value) -> bool) -> Result<()> {
+    let end = Instant::now() + LIMIT;
+    let path = format!("{NODES}/{name}");
+    loop {
+        let node: Value = fleet.admin().get(&path).await?;
+        if is_served(&node) {
+            return Ok(());
+        }
+        ensure!(Instant::now() < end, "{name} is not served within {LIMIT:?}");
+        sleep(LOOK).await;
+    }
+}
+
+fn has_taint(node: &Value, key: &str) -> bool {
+    let taints = node["spec"]["taints"].as_array();
+    taints.is_some_and(|taints| taints.iter().any(|taint| taint["key"] == key))
+}
+
+/// Mends what was broken and removes the nodes that joined.
+async fn restore(fleet: &Fleet, served: &ServedNodes) -> Result<()> {
+    for name in &served.faulty {
+        fleet.agents().set_unhealthy(name, false).await?;
+    }
+    for index in &served.joined {
+        fleet.delete_node(*index).await?;
+    }
+    let mut requests = fleet.requests()?;
+    fleet.await_quiet(&mut requests, QUIET).await
+}
+
+/// Returns the token of the replica that renews the Lease.
+fn leader_credential(requests: &mut OperatorRequests) -> Result<String> {
+    let renewal = requests.read()?.iter().rfind(|request| request.is_renewal());
+    Ok(renewal.context("find a renewal of the Lease")?.credential().to_owned())
+}
+
+/// Returns the seconds between requests of one replica about the Lease, those within one renewal left out.
+fn lease_pauses(requests: &[OperatorRequest], credential: &str) -> Vec<f64> {
+    let of_lease: Vec<&OperatorRequest> = requests
+        .iter()
+        .filter(|request| request.is_of_lease() && request.credential() == credential)
+        .collect();
+    let pauses = of_lease
+        .windows(2)
+        .map(|pair| seconds_between(pair[0].stage_timestamp, pair[1].request_received_timestamp));
+    pauses.filter(|pause| *pause > PAUSE).collect()
+}

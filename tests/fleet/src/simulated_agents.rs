@@ -1,0 +1,230 @@
+//! Plays the agents and kubelets of a fleet: follows `GpuNode.spec`, answers in the status, and sends heartbeats.
+
+use crate::{
+    api::{ApiClient, GPU_NODES, NODES, PatchForm},
+    objects::{AgentReport, applied_status, node_name},
+};
+use anyhow::{Context, Result};
+use futures::TryStreamExt as _;
+use gpunode_crds::AGENT_FIELD_MANAGER;
+use http::Request;
+use jiff::Timestamp;
+use kube::api::WatchEvent;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    pin::pin,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+use tokio::{
+    task::JoinHandle,
+    time::{MissedTickBehavior, interval, sleep},
+};
+
+/// Time between two reports of a kubelet about an unchanged node (`nodeStatusReportFrequency`).
+const HEARTBEAT: Duration = Duration::from_secs(300);
+/// Pause before a lost watch starts anew, and before a refused status is sent again.
+const RETRY: Duration = Duration::from_millis(500);
+
+/// The agents of a fleet; they stop when the value is dropped.
+pub struct SimulatedAgents {
+    state: Arc<AgentsState>,
+    tasks: Vec<JoinHandle<()>>,
+}
+
+struct AgentsState {
+    api: ApiClient,
+    behaviour: Mutex<AgentBehaviour>,
+    reports: Mutex<BTreeMap<String, AgentReport>>,
+    answers: AtomicUsize,
+}
+
+/// Behaviour of all agents.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct AgentBehaviour {
+    /// Time from a new configuration to the status that reports it in force.
+    pub delay: Duration,
+    /// Nodes whose agents never answer.
+    pub silent: BTreeSet<String>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+struct GpuNodeView {
+    metadata: ViewName,
+    #[serde(default)]
+    spec: ViewSpec,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+struct ViewName {
+    name: String,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+struct ViewSpec {
+    #[serde(default)]
+    config: Option<ViewConfig>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+struct ViewConfig {
+    policy: String,
+    hash: String,
+}
+
+impl SimulatedAgents {
+    /// Starts the agents: one watch for all of them, as the API server has enough to do.
+    pub fn start(api: ApiClient) -> Self {
+        let state = Arc::new(AgentsState {
+            api,
+            behaviour: Mutex::default(),
+            reports: Mutex::default(),
+            answers: AtomicUsize::new(0),
+        });
+        let task = tokio::spawn(follow(state.clone()));
+        Self {
+            state,
+            tasks: vec![task],
+        }
+    }
+
+    /// Sends heartbeats of this number of nodes, each every five minutes, evenly spread.
+    pub fn send_heartbeats(&mut self, nodes: usize) {
+        let api = self.state.api.clone();
+        self.tasks.push(tokio::spawn(heartbeats(api, nodes)));
+    }
+
+    /// Sets the behaviour from now on.
+    pub fn behave(&self, behaviour: AgentBehaviour) {
+        *locked(&self.state.behaviour) = behaviour;
+    }
+
+    /// Number of configurations answered so far; each answer is one write of a status.
+    pub fn answers(&self) -> usize {
+        self.state.answers.load(Ordering::Relaxed)
+    }
+
+    /// Makes the first GPU of a node unhealthy, or healthy again, and reports it.
+    pub async fn set_unhealthy(&self, name: &str, is_unhealthy: bool) -> Result<()> {
+        let report = {
+            let mut reports = locked(&self.state.reports);
+            let report = reports.entry(name.to_owned()).or_default();
+            report.unhealthy_since = is_unhealthy.then(|| Timestamp::now().to_string());
+            report.clone()
+        };
+        send_report(&self.state.api, name, &report).await
+    }
+}
+
+impl Drop for SimulatedAgents {
+    fn drop(&mut self) {
+        for task in &self.tasks {
+            task.abort();
+        }
+    }
+}
+
+/// Sends the status of a node as its agent does.
+pub async fn send_report(api: &ApiClient, name: &str, report: &AgentReport) -> Result<()> {
+    let path = format!("{GPU_NODES}/{name}/status?fieldManager={AGENT_FIELD_MANAGER}&force=true");
+    let status = applied_status(name, report);
+    api.patch::<serde::de::IgnoredAny>(&path, PatchForm::Apply, &status)
+        .await
+        .map(drop)
+}
+
+async fn follow(state: Arc<AgentsState>) {
+    loop {
+        // The API server ends watches, and tests restart it.
+        let _ = follow_once(&state).await;
+        sleep(RETRY).await;
+    }
+}
+
+async fn follow_once(state: &Arc<AgentsState>) -> Result<()> {
+    // Without a version it begins with all objects that exist.
+    let request = Request::get(format!("{GPU_NODES}?watch=true&timeoutSeconds=3600")).body(Vec::new())?;
+    let events = state.api.client().request_events::<GpuNodeView>(request);
+    let mut events = pin!(events.await.context("watch GpuNodes")?);
+    while let Some(event) = events.try_next().await? {
+        match event {
+            WatchEvent::Added(object) | WatchEvent::Modified(object) => observe(state, object),
+            WatchEvent::Deleted(object) => {
+                locked(&state.reports).remove(&object.metadata.name);
+            }
+            WatchEvent::Bookmark(_) => {}
+            WatchEvent::Error(status) => return Err(kube::Error::Api(status).into()),
+        }
+    }
+    Ok(())
+}
+
+/// Answers a configuration that the agent has not answered yet.
+fn observe(state: &Arc<AgentsState>, object: GpuNodeView) {
+    let name = object.metadata.name;
+    let in_force = object.spec.config.map(|config| (config.policy, config.hash));
+    let behaviour = locked(&state.behaviour).clone();
+    if behaviour.silent.contains(&name) {
+        return;
+    }
+    {
+        let mut reports = locked(&state.reports);
+        let report = reports.entry(name.clone()).or_default();
+        if report.in_force == in_force {
+            return;
+        }
+        report.in_force = in_force;
+    }
+    tokio::spawn(answer(state.clone(), name, behaviour.delay));
+}
+
+async fn answer(state: Arc<AgentsState>, name: String, delay: Duration) {
+    sleep(delay).await;
+    loop {
+        let Some(report) = locked(&state.reports).get(&name).cloned() else {
+            return;
+        };
+        if send_report(&state.api, &name, &report).await.is_ok() {
+            state.answers.fetch_add(1, Ordering::Relaxed);
+            return;
+        }
+        sleep(RETRY).await;
+    }
+}
+
+async fn heartbeats(api: ApiClient, nodes: usize) {
+    let Ok(number) = u32::try_from(nodes) else { return };
+    let mut ticks = interval(HEARTBEAT / number.max(1));
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    for index in (0..nodes).cycle() {
+        ticks.tick().await;
+        let api = api.clone();
+        // One that fails is followed by the next, as with kubelets.
+        tokio::spawn(async move {
+            let _ = send_heartbeat(&api, &node_name(index)).await;
+        });
+    }
+}
+
+async fn send_heartbeat(api: &ApiClient, name: &str) -> Result<()> {
+    let now = Timestamp::now().to_string();
+    let conditions: Vec<Value> = ["MemoryPressure", "DiskPressure", "PIDPressure", "Ready"]
+        .into_iter()
+        .map(|kind| json!({"type": kind, "lastHeartbeatTime": now}))
+        .collect();
+    let patch = json!({"status": {"conditions": conditions}});
+    let path = format!("{NODES}/{name}/status");
+    api.patch::<serde::de::IgnoredAny>(&path, PatchForm::Strategic, &patch)
+        .await
+        .map(drop)
+}
+
+/// Locks a value of which every change is one assignment.
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

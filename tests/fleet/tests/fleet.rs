@@ -1,0 +1,131 @@
+//! Five hundred simulated nodes on a real API server. Writes and their order are judged strictly, times by a factor, since
+//! other clusters run on the machine.
+
+use anyhow::{Context, Result};
+use gpunode_fleet_tests::{
+    Fleet, configuration_change, expired_watches, failover, idle, label_change, many_policies, refusals,
+};
+use std::{
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
+
+const NODES: usize = 500;
+/// Seconds of other work on the machine that a bound of a second may hide.
+const BUSY: f64 = 3.0;
+
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+/// Runs a test on the fleet of the cluster that `GPUNODE_FLEET_CLUSTER` names, and takes its policies back afterwards.
+fn on_fleet(test: impl AsyncFnOnce(&mut Fleet) -> Result<()>) -> Result<()> {
+    let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let name = std::env::var("GPUNODE_FLEET_CLUSTER").unwrap_or_else(|_| "e2e-fleet".to_owned());
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .context("start a runtime")?;
+    // On this thread, which lives as long as the operators of the test.
+    runtime.block_on(async {
+        let mut fleet = Fleet::on_cluster(&name, NODES).await?;
+        test(&mut fleet).await?;
+        let _pair = fleet.start_pair().await?;
+        fleet.clean().await
+    })
+}
+
+#[test]
+#[ignore = "needs the fleet's cluster: make test"]
+fn label_and_taint_change_is_one_write_per_node() -> Result<()> {
+    on_fleet(async |fleet| {
+        let change = label_change(fleet, 1).await?;
+        println!("{change:#?}");
+        assert_eq!(change.most_writes, 1);
+        assert!((change.writes_per_node - 1.0).abs() < 1e-9);
+        assert!(change.ratio > 0.5, "a bare client is more than twice as fast");
+        assert!(change.leader < 5.0 && change.standby < change.leader);
+        assert!(change.resident < 72.0);
+        Ok(())
+    })
+}
+
+#[test]
+#[ignore = "needs the fleet's cluster: make test"]
+fn configuration_change_is_one_write_of_the_operator_and_one_of_the_agent_per_node() -> Result<()> {
+    on_fleet(async |fleet| {
+        let change = configuration_change(fleet).await?;
+        println!("{change:#?}");
+        assert_eq!((change.most_spec_writes, change.node_writes), (1, 0));
+        assert!((change.spec_writes_per_node - 1.0).abs() < 1e-9);
+        assert!((change.status_writes_per_node - 1.0).abs() < 1e-9);
+        assert!(change.ratio < BUSY);
+        Ok(())
+    })
+}
+
+#[test]
+#[ignore = "needs the fleet's cluster: make test"]
+fn nobody_waits_while_fifty_policies_change() -> Result<()> {
+    on_fleet(async |fleet| {
+        let change = many_policies(fleet).await?;
+        println!("{change:#?}");
+        assert_eq!(change.most_writes, 1);
+        assert!(change.samples > 0);
+        assert!(change.lease_late < 1000.0 && change.livez < 500.0);
+        assert!(change.served < BUSY);
+        assert!(change.resident < 128.0);
+        Ok(())
+    })
+}
+
+#[test]
+#[ignore = "needs the fleet's cluster: make test"]
+fn watches_that_expire_together_lead_to_no_write() -> Result<()> {
+    on_fleet(async |fleet| {
+        let restart = expired_watches(fleet).await?;
+        println!("{restart:#?}");
+        assert_eq!(restart.writes, 0);
+        // A bare list of 500 nodes takes less than the operator's pauses.
+        assert!(restart.ratio * restart.bare < 10.0 * BUSY);
+        assert!(restart.start_peak.max(restart.expired_peak) < 128.0);
+        Ok(())
+    })
+}
+
+#[test]
+#[ignore = "needs the fleet's cluster: make test"]
+fn change_that_loses_its_leader_is_finished_and_writes_no_node_twice() -> Result<()> {
+    on_fleet(async |fleet| {
+        let lost = failover(fleet).await?;
+        println!("{lost:#?}");
+        assert_eq!((lost.most_writes, lost.unwritten), (1, 0));
+        assert!(lost.standby < 15.0 + 2.0 + BUSY);
+        assert!(lost.hand_over < 1.0 + BUSY);
+        Ok(())
+    })
+}
+
+#[test]
+#[ignore = "needs the fleet's cluster: make test"]
+fn refused_lists_are_repeated_slower_and_slower() -> Result<()> {
+    on_fleet(async |fleet| {
+        let refused = refusals(fleet).await?;
+        println!("{refused:#?}");
+        // Pauses of 1, 2, 4 and 8 s with jitter, the first try and one list in another form.
+        assert!(refused.most_lists <= 8);
+        assert!(refused.back < 60.0);
+        Ok(())
+    })
+}
+
+#[test]
+#[ignore = "needs the fleet's cluster: make test"]
+fn heartbeats_lead_to_no_write() -> Result<()> {
+    on_fleet(async |fleet| {
+        let idle = idle(fleet, Duration::from_secs(20)).await?;
+        println!("{idle:#?}");
+        assert_eq!(idle.writes, 0);
+        assert!(idle.leader < 5.0 && idle.standby < 5.0);
+        Ok(())
+    })
+}
