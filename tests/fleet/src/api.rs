@@ -157,11 +157,11 @@ impl ApiClient {
         loop {
             let page: Page<T> = self.get(&format!("{path}?limit={PAGE}&{query}{token}")).await?;
             objects.extend(page.items);
-            match page.metadata.token.filter(|token| !token.is_empty()) {
-                // Tokens are base64 for URLs.
-                Some(next) => token = format!("&continue={next}"),
-                None => return Ok(objects),
-            }
+            let Some(next) = page.metadata.token.filter(|token| !token.is_empty()) else {
+                return Ok(objects);
+            };
+            // Tokens are base64 for URLs.
+            token = format!("&continue={next}");
         }
     }
 }

@@ -195,7 +195,11 @@ mod tests {
         assert!(write.is_object_write() && write.name() == "a" && write.resource() == "nodes");
         let took = seconds_between(write.request_received_timestamp, write.stage_timestamp);
         assert!((took - 0.5).abs() < 1e-9, "{took}");
-        for (verb, resource, code) in [("patch", "nodes", 409), ("update", "leases", 200), ("list", "nodes", 200)] {
+        for (verb, resource, code) in [
+            ("patch", "nodes", 409),
+            ("update", "leases", 200),
+            ("list", "nodes", 200),
+        ] {
             let request = parsed("gpunode-operator/0.1.0", verb, resource, code).unwrap();
             assert!(!request.is_object_write(), "{verb} {resource} {code}");
         }

@@ -7,7 +7,7 @@ use crate::{
     operator_process::{OperatorProcess, OperatorSettings},
     simulated_agents::{AgentBehaviour, SimulatedAgents, send_report},
 };
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use gpunode_cluster::Cluster;
 use serde::de::IgnoredAny;
@@ -56,8 +56,8 @@ impl Fleet {
     pub async fn on_cluster(name: &str, size: usize) -> Result<Self> {
         let cluster = Cluster::attach(name).with_context(|| format!("find the cluster {name} of the fleet"))?;
         let repository = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..");
-        let manifests = repository.join("manifests/default");
-        cluster.kubectl_output(["apply", "-k", &manifests.to_string_lossy()])?;
+        let manifests = repository.join("manifests/default").to_string_lossy().into_owned();
+        cluster.kubectl_output(["apply", "-k", manifests.as_str()])?;
         cluster.kubectl_output(["wait", "--for=condition=Established", "crd", "--all", "--timeout=60s"])?;
         for user in PODS.into_iter().chain([RAW_CLIENT]) {
             write_kubeconfig(&cluster, &kubeconfig(&cluster, user))?;
@@ -124,9 +124,7 @@ impl Fleet {
                 "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "fleet-version"},
                 "data": {"round": format!("{round} {}", jiff::Timestamp::now())},
             });
-            self.admin
-                .patch::<IgnoredAny>(path, PatchForm::Apply, &object)
-                .await?;
+            self.admin.patch::<IgnoredAny>(path, PatchForm::Apply, &object).await?;
         }
         let cluster = self.cluster.clone();
         tokio::task::spawn_blocking(move || cluster.restart_api_server())
@@ -162,7 +160,10 @@ impl Fleet {
             creation?;
             created += 1;
             if created % 500 == 0 {
-                println!("{created} of {count} nodes are created ({:.0} s)", begin.elapsed().as_secs_f64());
+                println!(
+                    "{created} of {count} nodes are created ({:.0} s)",
+                    begin.elapsed().as_secs_f64()
+                );
             }
         }
         drop(creations);
@@ -270,7 +271,11 @@ impl Fleet {
         }
         loop {
             let holder = self.lease_holder().await?;
-            if pair.processes.iter().any(|process| Some(process.pod()) == holder.as_deref()) {
+            if pair
+                .processes
+                .iter()
+                .any(|process| Some(process.pod()) == holder.as_deref())
+            {
                 return Ok(());
             }
             ensure!(Instant::now() < end, "{holder:?} holds the Lease");
@@ -294,10 +299,8 @@ impl Fleet {
             .processes
             .iter()
             .position(|process| Some(process.pod()) == holder.as_deref());
-        match leader {
-            Some(leader) => Ok((leader, 1 - leader)),
-            None => bail!("{holder:?} holds the Lease, none of the pair"),
-        }
+        let leader = leader.with_context(|| format!("{holder:?} holds the Lease, none of the pair"))?;
+        Ok((leader, 1 - leader))
     }
 
     /// Waits until the operators have written nothing for a time.
@@ -316,12 +319,7 @@ impl Fleet {
     }
 
     /// Waits until so many objects of a resource have been written.
-    pub async fn await_written(
-        &self,
-        requests: &mut OperatorRequests,
-        resource: &str,
-        objects: usize,
-    ) -> Result<()> {
+    pub async fn await_written(&self, requests: &mut OperatorRequests, resource: &str, objects: usize) -> Result<()> {
         let end = Instant::now() + self.limit();
         loop {
             let written = requests.writes_by_name(resource)?.len();

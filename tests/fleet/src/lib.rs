@@ -33,7 +33,7 @@ mod simulated_agents;
 pub use figures::{FLEET_FIGURES, FleetFigure};
 pub use fleet::{Fleet, OperatorPair};
 pub use probes::{number, quantile};
-pub use scale_document::{ScaleRow, filled, figure_table, scale_table};
+pub use scale_document::{ScaleRow, figure_table, filled, scale_table};
 pub use scenarios::{
     ConfigurationChange, ExpiredWatches, Failover, Idle, LabelChange, ManyPolicies, Refusals, configuration_change,
     expired_watches, failover, idle, label_change, many_policies, refusals, scale_row,

@@ -10,7 +10,12 @@ use gpunode_fleet_tests::{
     FLEET_FIGURES, Fleet, configuration_change, expired_watches, failover, figure_table, filled, idle, label_change,
     many_policies, number, refusals, scale_row, scale_table,
 };
-use std::{collections::BTreeMap, fs, path::{Path, PathBuf}, time::Duration};
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 /// Pairs of a change by the operators and one by a bare client.
 const PAIRS: usize = 3;
@@ -85,7 +90,7 @@ async fn measure_figures(args: &BenchArgs) -> Result<()> {
         }
         println!("\n######## {scenario:?}");
         // One that fails leaves its figures missing, and the others go on.
-        if let Err(error) = measure(&mut fleet, *scenario, &mut measured).await {
+        if let Err(error) = Box::pin(measure(&mut fleet, *scenario, &mut measured)).await {
             failures.push(format!("{scenario:?}: {error:#}"));
         }
         if *scenario != Scenario::Idle {
@@ -116,11 +121,7 @@ async fn clean(fleet: &Fleet) -> Result<()> {
     fleet.clean().await
 }
 
-async fn measure(
-    fleet: &mut Fleet,
-    scenario: Scenario,
-    measured: &mut BTreeMap<&'static str, f64>,
-) -> Result<()> {
+async fn measure(fleet: &mut Fleet, scenario: Scenario, measured: &mut BTreeMap<&'static str, f64>) -> Result<()> {
     match scenario {
         Scenario::Labels => {
             let found = label_change(fleet, PAIRS).await?;

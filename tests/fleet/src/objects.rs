@@ -106,9 +106,15 @@ fn labels(index: usize, parts: &[usize]) -> Map<String, Value> {
     add("kubernetes.io/hostname".to_owned(), node_name(index));
     add("kubernetes.io/arch".to_owned(), "amd64".to_owned());
     add("kubernetes.io/os".to_owned(), "linux".to_owned());
-    add("node.kubernetes.io/instance-type".to_owned(), "p4de.24xlarge".to_owned());
+    add(
+        "node.kubernetes.io/instance-type".to_owned(),
+        "p4de.24xlarge".to_owned(),
+    );
     add("topology.kubernetes.io/region".to_owned(), "region-1".to_owned());
-    add("topology.kubernetes.io/zone".to_owned(), format!("region-1{}", index % 3));
+    add(
+        "topology.kubernetes.io/zone".to_owned(),
+        format!("region-1{}", index % 3),
+    );
     for feature in FEATURES {
         add(
             format!("feature.node.kubernetes.io/cpu-cpuid.{feature}"),
@@ -238,7 +244,11 @@ mod tests {
         let status = read(&report);
         assert_eq!(status.config_hash.as_deref(), Some("h"));
         assert_eq!(status.resources[0].allocatable, 7);
-        let states: Vec<_> = status.gpus.iter().map(|gpu| gpu.health.as_ref().unwrap().state).collect();
+        let states: Vec<_> = status
+            .gpus
+            .iter()
+            .map(|gpu| gpu.health.as_ref().unwrap().state)
+            .collect();
         assert_eq!(states[..2], [HealthState::Unhealthy, HealthState::Healthy]);
         assert!(status.gpus[0].architecture.is_some() && status.gpus[0].mode.is_some());
     }

@@ -5,7 +5,7 @@ use gpunode_cluster::{Process, Signal};
 use std::{
     fs::{self, File},
     net::{Ipv4Addr, SocketAddr, TcpListener},
-    path::{Path, PathBuf},
+    path::PathBuf,
     process::{Child, Command, Stdio},
     time::Duration,
 };
@@ -178,7 +178,7 @@ fn mebibytes(status: &str, field: &str) -> Option<f64> {
 /// Lets the peak of a process begin anew at what is resident now.
 pub fn reset_peak(pid: i32) -> Result<()> {
     let path = format!("/proc/{pid}/clear_refs");
-    fs::write(Path::new(&path), "5").with_context(|| format!("write {path}"))
+    fs::write(&path, "5").with_context(|| format!("write {path}"))
 }
 
 #[cfg(test)]

@@ -42,7 +42,9 @@ impl LivenessProbes {
     /// Ends the probes and returns how long each took.
     pub fn finish(self) -> Result<Vec<Duration>> {
         self.is_over.store(true, Ordering::Relaxed);
-        self.thread.join().map_err(|_| anyhow!("the thread of the probes panicked"))?
+        self.thread
+            .join()
+            .map_err(|_| anyhow!("the thread of the probes panicked"))?
     }
 }
 

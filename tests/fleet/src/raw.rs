@@ -50,7 +50,9 @@ async fn write(api: &ApiClient, mut node: RawNode, round: usize) -> Result<()> {
     let path = format!("{NODES}/{}", node.metadata.name);
     for attempt in 1.. {
         let request = format!("{path}?fieldManager=gpunode-fleet");
-        let written = api.patch::<Named>(&request, PatchForm::Json, &patch(&node, round)).await;
+        let written = api
+            .patch::<Named>(&request, PatchForm::Json, &patch(&node, round))
+            .await;
         match written {
             Ok(_) => break,
             // A heartbeat came first.
@@ -85,7 +87,7 @@ fn patch(node: &RawNode, round: usize) -> Value {
 /// Lists Nodes and `GpuNode`s in pages by two clients at once, as two replicas do; returns the seconds until both have all.
 pub async fn bare_list(fleet: &Fleet) -> Result<f64> {
     let begin = Instant::now();
-    let list = |path: &'static str| fleet.account().list::<Named>(path, "");
+    let list = |path: &'static str| Box::pin(fleet.account().list::<Named>(path, ""));
     try_join!(list(NODES), list(GPU_NODES), list(NODES), list(GPU_NODES))?;
     Ok(begin.elapsed().as_secs_f64())
 }
@@ -105,6 +107,9 @@ mod tests {
         assert_eq!(patch[0]["value"], "7");
         let taints = patch[3]["value"].as_array().unwrap();
         assert_eq!(taints.len(), 2);
-        assert_eq!((&taints[0]["key"], &taints[1]["value"]), (&json!("b"), &json!("round-1")));
+        assert_eq!(
+            (&taints[0]["key"], &taints[1]["value"]),
+            (&json!("b"), &json!("round-1"))
+        );
     }
 }

@@ -138,7 +138,10 @@ mod tests {
         assert_eq!(filled(&once, "the table", &table).unwrap(), once);
         let figures = figure_table(&BTreeMap::from([("idle-cpu", 0.5)]));
         let both = filled(&once, "the figures", &figures).unwrap();
-        assert!(both.contains("| at most 1 % | 0.500 % | met |") && both.contains("12 MiB"), "{both}");
+        assert!(
+            both.contains("| at most 1 % | 0.500 % | met |") && both.contains("12 MiB"),
+            "{both}"
+        );
         assert!(filled("text", "the table", &table).is_err());
     }
 

@@ -151,7 +151,10 @@ async fn steady_memory(pair: &OperatorPair) -> Result<f64> {
 
 /// Returns the greatest of what `of` gives for the processes of a pair.
 fn most(pair: &OperatorPair, of: impl Fn(i32) -> Result<f64>) -> Result<f64> {
-    pair.pids().into_iter().map(of).try_fold(0.0, |most, value| Ok(f64::max(most, value?)))
+    pair.pids()
+        .into_iter()
+        .map(of)
+        .try_fold(0.0, |most, value| Ok(f64::max(most, value?)))
 }
 
 /// Returns the most writes of one object.

@@ -11,7 +11,7 @@ use std::{
 };
 
 const NODES: usize = 500;
-/// Seconds of other work on the machine that a bound of a second may hide.
+/// Factor of times by which other work on the machine slows the fleet at most.
 const BUSY: f64 = 3.0;
 
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
@@ -58,7 +58,7 @@ fn configuration_change_is_one_write_of_the_operator_and_one_of_the_agent_per_no
         assert_eq!((change.most_spec_writes, change.node_writes), (1, 0));
         assert!((change.spec_writes_per_node - 1.0).abs() < 1e-9);
         assert!((change.status_writes_per_node - 1.0).abs() < 1e-9);
-        assert!(change.ratio < BUSY);
+        assert!(change.ratio < 1.2 * BUSY);
         Ok(())
     })
 }
@@ -99,8 +99,8 @@ fn change_that_loses_its_leader_is_finished_and_writes_no_node_twice() -> Result
         let lost = failover(fleet).await?;
         println!("{lost:#?}");
         assert_eq!((lost.most_writes, lost.unwritten), (1, 0));
-        assert!(lost.standby < 15.0 + 2.0 + BUSY);
-        assert!(lost.hand_over < 1.0 + BUSY);
+        assert!(lost.standby < 17.0 * BUSY);
+        assert!(lost.hand_over < BUSY);
         Ok(())
     })
 }

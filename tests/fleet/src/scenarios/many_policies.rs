@@ -69,7 +69,7 @@ pub async fn many_policies(fleet: &Fleet) -> Result<ManyPolicies> {
     let begin = Timestamp::now();
     let policies = policies_in_parts(PARTS, PREVIEWS, 1);
     let edit = apply_all(fleet, &policies);
-    let samples = serve_while_changing(fleet, &mut requests);
+    let samples = Box::pin(serve_while_changing(fleet, &mut requests));
     let ((), samples) = tokio::try_join!(edit, samples)?;
     fleet.await_quiet(&mut requests, QUIET).await?;
     let livez: Vec<f64> = probes
