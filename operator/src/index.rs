@@ -50,9 +50,9 @@ use crate::{
     },
     metrics::MAX_POLICIES,
 };
-use gpunode_crds::{ConditionType, GpuNode, GpuNodePolicy, NodeCounts, Reason};
+use gpunode_crds::{ConditionType, GpuNodePolicy, NodeCounts, Reason};
 use gpunode_plan::{
-    AgentPodSettings, DISCOVERY_NAME, NodeDrain, NodeFacts, NodePlan, PodEviction, PolicyTally, RejectedPod,
+    AgentPodSettings, DISCOVERY_NAME, GpuNodeFacts, NodeDrain, NodeFacts, NodePlan, PodEviction, PolicyTally, RejectedPod,
     RolloutPermit, policies_delete_rejected_pods, policy_daemonset_name, policy_missing, policy_status, removal_paced,
     runs_discovery,
 };
@@ -144,7 +144,7 @@ impl ClusterIndex {
             }
             IndexMessage::GpuNodes(update) => {
                 let deltas = self.objects.gpu_nodes.apply_watch(update);
-                self.nodes_changed(&deltas, had_synced, same_gpu_node, now, effects);
+                self.nodes_changed(&deltas, had_synced, GpuNodeFacts::is_same_but_version, now, effects);
             }
             IndexMessage::DaemonSets(update) => {
                 for name in self.daemonsets.apply_watch(update, now) {
@@ -179,11 +179,11 @@ impl ClusterIndex {
             }
             WrittenObject::GpuNode(gpu_node, kind) => {
                 let delta = self.objects.gpu_nodes.apply_write(*gpu_node, kind);
-                self.nodes_changed(delta.as_slice(), true, same_gpu_node, now, effects);
+                self.nodes_changed(delta.as_slice(), true, GpuNodeFacts::is_same_but_version, now, effects);
             }
             WrittenObject::DeletedGpuNode { name, version } => {
                 let delta = self.objects.gpu_nodes.apply_delete(&name, &version);
-                self.nodes_changed(delta.as_slice(), true, same_gpu_node, now, effects);
+                self.nodes_changed(delta.as_slice(), true, GpuNodeFacts::is_same_but_version, now, effects);
             }
             WrittenObject::DaemonSet { returned, kind, sent } => {
                 let name = returned.name().to_owned();
@@ -549,7 +549,7 @@ impl ClusterIndex {
             .objects
             .gpu_nodes
             .get(name)
-            .and_then(|gpu_node| gpu_node.status.as_ref());
+            .map_or(&[][..], |gpu_node| &gpu_node.conditions);
         effects
             .events
             .extend(OperatorEvent::of_annotation(name, live, plan.conditions.as_ref()));
@@ -698,15 +698,6 @@ fn same_policy(delta: &ObjectDelta<GpuNodePolicy>) -> bool {
 /// True if nothing that the planner reads changed.
 fn same_node(delta: &ObjectDelta<NodeFacts>) -> bool {
     matches!((&delta.before, &delta.after), (Some(before), Some(after)) if before.is_same_but_version(after))
-}
-
-/// True if nothing that the planner reads changed.
-fn same_gpu_node(before: &GpuNode, after: &GpuNode) -> bool {
-    let (old, new) = (&before.metadata, &after.metadata);
-    before.spec == after.spec
-        && before.status == after.status
-        && old.uid == new.uid
-        && old.owner_references == new.owner_references
 }
 
 #[cfg(test)]

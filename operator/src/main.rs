@@ -20,6 +20,7 @@
 //! | `metrics` | Prometheus metrics |
 //! | `work_queue` | queue of keys with due times and growing pauses |
 //! | `lenient` | parses objects of which a part is malformed |
+//! | `watched` | keeps of an object what planning reads |
 
 mod admin;
 mod cli;
@@ -33,6 +34,7 @@ mod reconcile;
 mod run;
 mod threads;
 mod watch;
+mod watched;
 mod work_queue;
 mod write;
 

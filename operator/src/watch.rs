@@ -24,11 +24,11 @@ use crate::{
     lenient::Lenient,
     watch::{
         resource_slices::watch_resource_slices,
-        trim::{trimmed_gpu_node, trimmed_policy, without_managed_fields},
+        trim::{trimmed_policy, without_managed_fields},
     },
+    watched::Watched,
 };
 use gpunode_crds::{GpuNode, GpuNodePolicy};
-use gpunode_plan::NodeFacts;
 use k8s_openapi::api::{apps::v1::DaemonSet, core::v1::Node};
 use kube::Client;
 use tokio::sync::mpsc;
@@ -53,17 +53,17 @@ impl ClusterWatch {
             messages,
             health,
         } = &self;
-        let nodes = ListWatch::new::<Lenient<Node>>(client.clone(), &(), None);
-        let gpu_nodes = ListWatch::new::<Lenient<GpuNode>>(client.clone(), &(), None);
+        let nodes = ListWatch::new::<Lenient<Watched<Node>>>(client.clone(), &(), None);
+        let gpu_nodes = ListWatch::new::<Lenient<Watched<GpuNode>>>(client.clone(), &(), None);
         let policies = ListWatch::new::<Lenient<GpuNodePolicy>>(client.clone(), &(), None);
         let daemonsets = ListWatch::new::<Lenient<DaemonSet>>(client.clone(), &(), Some(namespace));
         tokio::join!(
             nodes.run(
-                |node: Lenient<Node>| node.read().map(|node| NodeFacts::of(&node)),
+                |node: Lenient<Watched<Node>>| node.read().map(Watched::into_facts),
                 outputs(messages, health, IndexMessage::Nodes)
             ),
             gpu_nodes.run(
-                |gpu_node: Lenient<GpuNode>| gpu_node.read().map(trimmed_gpu_node),
+                |gpu_node: Lenient<Watched<GpuNode>>| gpu_node.read().map(Watched::into_facts),
                 outputs(messages, health, IndexMessage::GpuNodes)
             ),
             policies.run(

@@ -20,6 +20,7 @@
 //! | `label_syntax` | texts that can be values and keys of labels |
 //! | `taint` | a taint and its identity |
 //! | `packed_map` | a compact map of texts |
+//! | `interned` | values that many nodes have alike, kept once |
 //! | `patch_builder` | JSON patches guarded by a version |
 //! | `time` | helpers for moments |
 
@@ -27,6 +28,7 @@ mod fact_labels;
 mod fleet;
 mod gpu_node;
 mod input;
+mod interned;
 mod label_syntax;
 mod names;
 mod node;
@@ -49,22 +51,21 @@ pub use fleet::{
     rollout::PolicyRollout,
     tally::PolicyTally,
 };
-pub use gpu_node::{
-    change::GpuNodeChange,
-    conditions::ConditionsChange,
-    configuration::{drop_known_fields, missing_owner},
-};
+pub use gpu_node::{change::GpuNodeChange, conditions::ConditionsChange, configuration::missing_owner};
 pub use input::{
     agent_images::{AgentImages, AgentImagesError},
     context::NodeContext,
     deselection::{Deselection, Deselections},
     facts::NodeFacts,
+    gpu_node_facts::GpuNodeFacts,
     inventory::inventory,
+    node_fields::NodeFields,
     policies::{Policy, PolicySet},
     release::PAUSE_LABEL,
     resource_presence::ResourcePresence,
     selection_grace::find_deselections,
 };
+pub use interned::interned_text;
 pub use names::{DISCOVERY_NAME, MANAGED_BY_LABEL, MPS_NAME, policy_daemonset_name};
 pub use node::{
     compose::Disagreement,
@@ -84,7 +85,7 @@ pub use output::{
         is_daemonset_observed, is_same_daemonset, outdated_agents, policy_of_daemonset, repaired_daemonset,
         without_policy_owner,
     },
-    evictions::{PodEviction, evictions, retain_holders_of_broken},
+    evictions::{PodEviction, evictions},
     explain::{
         EntryKind, EntrySource, EntryState, Explanation, ExplanationEntry, OverriddenValue, PolicyMatch, explain,
     },

@@ -1,6 +1,6 @@
 //! Events that the operator sends: changes only, since status holds the present state.
 
-use gpunode_crds::{ConditionType, GpuNodePolicy, GpuNodePolicyStatus, GpuNodeStatus, PolicyMode, Reason};
+use gpunode_crds::{ConditionType, GpuNodePolicy, GpuNodePolicyStatus, PolicyMode, Reason};
 use gpunode_plan::ConditionsChange;
 use k8s_openapi::{api::core::v1::ObjectReference, apimachinery::pkg::apis::meta::v1::Condition};
 use kube::Resource;
@@ -49,11 +49,10 @@ impl OperatorEvent {
 
     /// An event of a node whose recovery annotation has become unreadable with these conditions: people look for the effect of
     /// the annotation at the node.
-    pub fn of_annotation(node: &str, before: Option<&GpuNodeStatus>, after: Option<&ConditionsChange>) -> Option<Self> {
+    pub fn of_annotation(node: &str, before: &[Condition], after: Option<&ConditionsChange>) -> Option<Self> {
         let of = ConditionType::RecoveredAnnotation;
         let condition = of.find(&after?.conditions)?;
-        let before = before.and_then(|before| of.find(&before.conditions));
-        let is_known = before.is_some_and(|before| before.message == condition.message);
+        let is_known = of.find(before).is_some_and(|before| before.message == condition.message);
         (!is_known).then(|| Self {
             // As kubelets do: `kubectl describe node` looks for events under the name.
             about: ObjectReference {

@@ -1,7 +1,7 @@
 //! Objects of one kind, by name: the newest version that the watch or a write of this process brought.
 
-use gpunode_crds::{GpuNode, GpuNodePolicy};
-use gpunode_plan::NodeFacts;
+use gpunode_crds::GpuNodePolicy;
+use gpunode_plan::{GpuNodeFacts, NodeFacts};
 use k8s_openapi::api::apps::v1::DaemonSet;
 use std::{
     collections::{HashMap, HashSet},
@@ -255,6 +255,15 @@ impl Versioned for NodeFacts {
     }
 }
 
+impl Versioned for GpuNodeFacts {
+    fn name(&self) -> &str {
+        &self.name
+    }
+    fn version(&self) -> &str {
+        &self.resource_version
+    }
+}
+
 macro_rules! cached_by_metadata {
     ($($kind:ty),*) => {$(
         impl Versioned for $kind {
@@ -267,7 +276,7 @@ macro_rules! cached_by_metadata {
         }
     )*};
 }
-cached_by_metadata!(GpuNode, GpuNodePolicy, DaemonSet);
+cached_by_metadata!(GpuNodePolicy, DaemonSet);
 
 #[cfg(test)]
 mod tests {

@@ -2,7 +2,7 @@
 //! (`kubeletplugin` of kubernetes/dynamic-resource-allocation).
 
 use crate::index::cache::{ObjectCache, Versioned, WatchUpdate};
-use gpunode_crds::{ConditionType, GpuNode};
+use gpunode_crds::ConditionType;
 use gpunode_plan::NodeFacts;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -96,13 +96,13 @@ impl DraNodes {
     }
 
     /// True if the driver serves the GPUs of a node; `None` before the first list.
-    pub fn is_served(&self, node: &NodeFacts, gpu_node: Option<&GpuNode>, now: Timestamp) -> Option<bool> {
+    pub fn is_served(&self, node: &NodeFacts, gpu_node: Option<&GpuNodeFacts>, now: Timestamp) -> Option<bool> {
         let is_served = || self.served.contains_key(&node.name) || self.grace_end(node, gpu_node, now).is_some();
         self.is_known().then(is_served)
     }
 
     /// Returns the end of the time for which a node without slices still counts as served.
-    pub fn grace_end(&self, node: &NodeFacts, gpu_node: Option<&GpuNode>, now: Timestamp) -> Option<Timestamp> {
+    pub fn grace_end(&self, node: &NodeFacts, gpu_node: Option<&GpuNodeFacts>, now: Timestamp) -> Option<Timestamp> {
         if self.served.contains_key(&node.name) {
             return None;
         }
@@ -116,9 +116,8 @@ impl DraNodes {
 
 /// Returns the moment since which a DRA driver can publish the GPUs of a node: the node is Ready and NVIDIA's driver answers. That is
 /// `now` until then.
-fn up_since(node: &NodeFacts, gpu_node: &GpuNode, now: Timestamp) -> Option<Timestamp> {
-    let conditions = gpu_node.status.as_ref().map_or(&[][..], |status| &status.conditions);
-    let driver = ConditionType::DriverAvailable.find(conditions);
+fn up_since(node: &NodeFacts, gpu_node: &GpuNodeFacts, now: Timestamp) -> Option<Timestamp> {
+    let driver = ConditionType::DriverAvailable.find(&gpu_node.conditions);
     if !node.ready || driver.is_some_and(|driver| driver.status != "True") {
         return Some(now);
     }

@@ -6,8 +6,8 @@ use crate::index::{
     watched_policy::WatchedPolicy,
     work::{PolicyStatusWrite, WorkKey},
 };
-use gpunode_crds::{GpuNode, GpuNodePolicy};
-use gpunode_plan::{NodeDrain, NodeFacts};
+use gpunode_crds::GpuNodePolicy;
+use gpunode_plan::{GpuNodeFacts, NodeDrain, NodeFacts};
 use k8s_openapi::api::apps::v1::DaemonSet;
 
 /// Something that the index learns.
@@ -15,7 +15,7 @@ use k8s_openapi::api::apps::v1::DaemonSet;
 pub enum IndexMessage {
     Policies(WatchUpdate<WatchedPolicy>),
     Nodes(WatchUpdate<NodeFacts>),
-    GpuNodes(WatchUpdate<GpuNode>),
+    GpuNodes(WatchUpdate<GpuNodeFacts>),
     DaemonSets(WatchUpdate<DaemonSet>),
     /// ResourceSlices of NVIDIA's DRA driver.
     ResourceSlices(WatchUpdate<SliceOwner>),
@@ -42,7 +42,7 @@ impl IndexMessage {
 #[derive(Debug)]
 pub enum WrittenObject {
     Node(Box<NodeFacts>),
-    GpuNode(Box<GpuNode>, WriteKind),
+    GpuNode(Box<GpuNodeFacts>, WriteKind),
     /// The version is that of the object that was deleted.
     DeletedGpuNode {
         name: String,

@@ -5,9 +5,9 @@ use crate::index::{
     dra_nodes::DraNodes,
     watched_policy::{UnreadablePolicy, WatchedPolicy},
 };
-use gpunode_crds::{ConditionType, GpuNode, GpuNodePolicy, GpuNodePolicyStatus, PolicyMode};
+use gpunode_crds::{ConditionType, GpuNodePolicy, GpuNodePolicyStatus, PolicyMode};
 use gpunode_plan::{
-    AgentImages, Deselections, GpuNodeChange, NodeContext, NodeDrain, NodeFacts, NodeHold, NodePlan, PodEviction,
+    AgentImages, Deselections, GpuNodeChange, GpuNodeFacts, NodeContext, NodeDrain, NodeFacts, NodeHold, NodePlan, PodEviction,
     PodName, Policy, PolicyRemovals, PolicySet, RejectedPod, RolloutPermit, evictions, find_deselections, gpu_mismatch,
     missing_owner, plan_node_with_permit,
 };
@@ -35,7 +35,7 @@ pub struct PolicyChanges {
 pub struct Objects {
     pub policies: ObjectCache<GpuNodePolicy>,
     pub nodes: ObjectCache<NodeFacts>,
-    pub gpu_nodes: ObjectCache<GpuNode>,
+    pub gpu_nodes: ObjectCache<GpuNodeFacts>,
     /// Nodes whose GPUs NVIDIA's DRA driver serves.
     pub dra_nodes: DraNodes,
     /// Policies that cannot be read, by name.
@@ -342,11 +342,11 @@ impl Objects {
     }
 
     /// Returns the `GpuNode` that belongs to a node.
-    fn gpu_node(&self, node: &str) -> Option<&GpuNode> {
+    fn gpu_node(&self, node: &str) -> Option<&GpuNodeFacts> {
         let facts = self.nodes.get(node)?;
         self.gpu_nodes
             .get(node)
             .map(Arc::as_ref)
-            .filter(|gpu_node| facts.owns(gpu_node))
+            .filter(|gpu_node| facts.owns(&gpu_node.owners))
     }
 }

@@ -8,9 +8,10 @@ use crate::{
         cluster_writer::{ClusterWriter, patch_params, post_params},
         error::WriteError,
     },
+    watched::Watched,
 };
 use gpunode_crds::{ConfigurationStep, GpuNode, OPERATOR_FIELD_MANAGER};
-use gpunode_plan::{ConditionsChange, GpuNodeChange};
+use gpunode_plan::{ConditionsChange, GpuNodeChange, GpuNodeFacts};
 use kube::{
     Api, Resource,
     api::{DeleteParams, Patch, PatchParams, Preconditions},
@@ -63,7 +64,7 @@ async fn create(writer: &ClusterWriter, name: &str, gpu_node: &GpuNode) -> Resul
     let gpu_nodes: Api<GpuNode> = Api::all(writer.client.clone());
     let created = gpu_nodes.create(&post_params(), gpu_node).await;
     let created = created.map_err(WriteError::creation(format!("create gpunode {name}")))?;
-    let object = WrittenObject::GpuNode(Box::new(created), WriteKind::Create);
+    let object = WrittenObject::GpuNode(Box::new(GpuNodeFacts::of(created)), WriteKind::Create);
     slot.accepted(WorkKind::GpuNode, Some(object));
     Ok(())
 }
@@ -82,7 +83,7 @@ async fn patch_spec(
 async fn patch(writer: &ClusterWriter, name: &str, change: Value) -> Result<(), WriteError> {
     let slot = writer.results.reserve().await?;
     // A response that cannot be parsed is no failure to write.
-    let gpu_nodes: Api<Lenient<GpuNode>> = Api::all(writer.client.clone());
+    let gpu_nodes: Api<Lenient<Watched<GpuNode>>> = Api::all(writer.client.clone());
     let patched = gpu_nodes.patch(name, &patch_params(), &Patch::Merge(change)).await;
     let patched = patched.map_err(WriteError::request(format!("patch gpunode {name}")))?;
     slot.accepted(WorkKind::GpuNode, updated(patched));
@@ -124,7 +125,7 @@ pub async fn write_conditions(
         "metadata": {"name": name, "resourceVersion": resource_version},
         "status": {"conditions": conditions},
     });
-    let gpu_nodes: Api<Lenient<GpuNode>> = Api::all(writer.client.clone());
+    let gpu_nodes: Api<Lenient<Watched<GpuNode>>> = Api::all(writer.client.clone());
     let params = PatchParams::apply(OPERATOR_FIELD_MANAGER).force();
     let patched = gpu_nodes.patch_status(name, &params, &Patch::Apply(patch)).await;
     let patched = patched.map_err(WriteError::request(format!("patch status of gpunode {name}")))?;
@@ -134,9 +135,9 @@ pub async fn write_conditions(
 }
 
 /// The object of a response. Where it cannot be parsed, the watch logs why.
-fn updated(gpu_node: Lenient<GpuNode>) -> Option<WrittenObject> {
-    let gpu_node = gpu_node.into_object()?;
-    Some(WrittenObject::GpuNode(Box::new(gpu_node), WriteKind::Update))
+fn updated(gpu_node: Lenient<Watched<GpuNode>>) -> Option<WrittenObject> {
+    let facts = gpu_node.into_object()?.into_facts();
+    Some(WrittenObject::GpuNode(Box::new(facts), WriteKind::Update))
 }
 
 /// A step as a merge patch that leaves nothing of the step before.

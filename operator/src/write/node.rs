@@ -10,8 +10,9 @@ use crate::{
         rejected_patch::RejectedPatch,
         results::ResultSlot,
     },
+    watched::Watched,
 };
-use gpunode_plan::{GpuNodeChange, NodeFacts};
+use gpunode_plan::GpuNodeChange;
 use json_patch::Patch as JsonPatch;
 use k8s_openapi::api::core::v1::Node;
 use kube::{Api, api::Patch};
@@ -44,7 +45,7 @@ pub async fn write_node(writer: &ClusterWriter, name: &str, write: NodeWrite) ->
 async fn patch_node(writer: &ClusterWriter, name: &str, patch: Option<JsonPatch>) -> Result<(), WriteError> {
     let Some(patch) = patch else { return Ok(()) };
     let slot = writer.results.reserve().await?;
-    let nodes: Api<Node> = Api::all(writer.client.clone());
+    let nodes: Api<Watched<Node>> = Api::all(writer.client.clone());
     let patched = nodes
         .patch(name, &patch_params(), &Patch::<Node>::Json(patch.clone()))
         .await;
@@ -52,7 +53,7 @@ async fn patch_node(writer: &ClusterWriter, name: &str, patch: Option<JsonPatch>
         Ok(node) => node,
         Err(source) => return Err(rejected(&nodes, name, &patch, format!("patch node {name}"), source, slot).await),
     };
-    slot.accepted(WorkKind::Node, Some(written(&node)));
+    slot.accepted(WorkKind::Node, Some(written(node)));
     tracing::info!(node = name, "wrote labels, taints and record");
     Ok(())
 }
@@ -61,7 +62,7 @@ async fn patch_node(writer: &ClusterWriter, name: &str, patch: Option<JsonPatch>
 async fn patch_node_status(writer: &ClusterWriter, name: &str, patch: Option<JsonPatch>) -> Result<(), WriteError> {
     let Some(patch) = patch else { return Ok(()) };
     let slot = writer.results.reserve().await?;
-    let nodes: Api<Node> = Api::all(writer.client.clone());
+    let nodes: Api<Watched<Node>> = Api::all(writer.client.clone());
     let patched = nodes
         .patch_status(name, &patch_params(), &Patch::<Node>::Json(patch.clone()))
         .await;
@@ -72,7 +73,7 @@ async fn patch_node_status(writer: &ClusterWriter, name: &str, patch: Option<Jso
             return Err(rejected(&nodes, name, &patch, action, source, slot).await);
         }
     };
-    slot.accepted(WorkKind::Node, Some(written(&node)));
+    slot.accepted(WorkKind::Node, Some(written(node)));
     tracing::info!(node = name, "removed stale resources from node status");
     Ok(())
 }
@@ -80,7 +81,7 @@ async fn patch_node_status(writer: &ClusterWriter, name: &str, patch: Option<Jso
 /// Returns the error of a patch that was not accepted. After a lost race the index learns the node as it is now, so that the next
 /// try need not wait for the watch.
 async fn rejected(
-    nodes: &Api<Node>,
+    nodes: &Api<Watched<Node>>,
     name: &str,
     patch: &JsonPatch,
     action: String,
@@ -95,11 +96,11 @@ async fn rejected(
     };
     let (error, newest) = rejected.explain(nodes).await;
     if let Some(node) = newest {
-        slot.read(written(&node));
+        slot.read(written(node));
     }
     error
 }
 
-fn written(node: &Node) -> WrittenObject {
-    WrittenObject::Node(Box::new(NodeFacts::of(node)))
+fn written(node: Watched<Node>) -> WrittenObject {
+    WrittenObject::Node(Box::new(node.into_facts()))
 }

@@ -6,12 +6,12 @@ use crate::{
         resource_labels::add_resource_labels,
         unfit_facts::fitting,
     },
-    input::context::has_report,
+    input::gpu_node_facts::GpuNodeFacts,
     label_syntax::{is_label_value, is_qualified_name},
 };
 use gpunode_crds::{
-    Fabric, GpuDevice, GpuMode, GpuNode, GpuNodeStatus, MAX_LABEL_VALUE, MigMode, MigStrategy, PRODUCT_COUNT_PREFIX,
-    Reason, SharingStrategy,
+    Fabric, GpuDevice, GpuMode, GpuNodeStatus, MAX_LABEL_VALUE, MigMode, MigStrategy, PRODUCT_COUNT_PREFIX,
+    SharingStrategy,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -28,12 +28,10 @@ pub struct NodeFactLabels {
 }
 
 /// Returns the GPU fact labels of a node; none without a GPU. `owned` holds the labels that gpunode wrote there.
-pub fn gpu_labels(gpu_node: Option<&GpuNode>, owned: &BTreeMap<String, String>) -> NodeFactLabels {
-    let status = gpu_node
-        .filter(|_| has_report(gpu_node))
-        .and_then(|gpu_node| gpu_node.status.as_ref());
-    match status {
-        Some(status) if !is_silent(status) => {
+pub fn gpu_labels(gpu_node: Option<&GpuNodeFacts>, owned: &BTreeMap<String, String>) -> NodeFactLabels {
+    let reporting = gpu_node.filter(|gpu_node| gpu_node.has_report() && !is_silent(gpu_node));
+    match reporting.and_then(GpuNodeFacts::status) {
+        Some(status) => {
             let (status, mut unfit) = fitting(status);
             let (labels, invalid) = labels_of(&status)
                 .into_iter()
@@ -43,7 +41,7 @@ pub fn gpu_labels(gpu_node: Option<&GpuNode>, owned: &BTreeMap<String, String>) 
             NodeFactLabels { labels, unfit }
         }
         // Without a report, the labels stay as they are.
-        _ => {
+        None => {
             let kept = owned.iter().filter(|(key, _)| is_fact_label(key));
             NodeFactLabels {
                 labels: kept.map(|(key, value)| (key.clone(), value.clone())).collect(),
@@ -55,14 +53,11 @@ pub fn gpu_labels(gpu_node: Option<&GpuNode>, owned: &BTreeMap<String, String>) 
 
 /// Returns true if the agent cannot tell how GPUs are shared: it starts, or the driver does not answer for the moment. Labels must
 /// not change and change back.
-fn is_silent(status: &GpuNodeStatus) -> bool {
-    let unknown = [Reason::HoldersUnknown, Reason::DriverNotReady].map(Reason::as_str);
-    let waits = status
-        .conditions
-        .iter()
-        .any(|condition| unknown.contains(&condition.reason.as_str()));
-    let are_missing = !status.gpus.is_empty() && status.gpus.iter().all(|gpu| gpu.missing_since.is_some());
-    status.resources.is_empty() && (waits || are_missing)
+fn is_silent(gpu_node: &GpuNodeFacts) -> bool {
+    let gpus = gpu_node.gpus();
+    let are_missing = !gpus.is_empty() && gpus.iter().all(|gpu| gpu.missing_since.is_some());
+    let has_resources = gpu_node.status().is_some_and(|status| !status.resources.is_empty());
+    !has_resources && (gpu_node.is_silent() || are_missing)
 }
 
 /// Returns true for a label that may be a fact label, given that no policy wants it.

@@ -1,5 +1,6 @@
 //! A write to the `GpuNode` of one node.
 
+use crate::input::gpu_node_facts::GpuNodeFacts;
 use gpunode_crds::{Configuration, ConfigurationStep, GpuNode};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{OwnerReference, Time};
 
@@ -56,10 +57,10 @@ pub enum GpuNodeChange {
 
 impl GpuNodeChange {
     /// Deletes this very object.
-    pub fn delete(gpu_node: &GpuNode) -> Self {
+    pub fn delete(gpu_node: &GpuNodeFacts) -> Self {
         Self::Delete {
-            uid: gpu_node.metadata.uid.clone().unwrap_or_default(),
-            resource_version: resource_version(gpu_node),
+            uid: gpu_node.uid.clone(),
+            resource_version: gpu_node.resource_version.clone(),
         }
     }
 
@@ -67,9 +68,4 @@ impl GpuNodeChange {
     pub fn gives_configuration(&self) -> bool {
         matches!(self, Self::Create(_) | Self::Configure { config: Some(_), .. })
     }
-}
-
-/// Returns the version that guards a write to a `GpuNode`.
-pub fn resource_version(gpu_node: &GpuNode) -> String {
-    gpu_node.metadata.resource_version.clone().unwrap_or_default()
 }

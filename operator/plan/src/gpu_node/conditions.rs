@@ -1,7 +1,7 @@
 //! The operator's own conditions in `GpuNode.status`; all others are the agent's.
 
-use crate::gpu_node::change::resource_version;
-use gpunode_crds::{ConditionType, GpuNode, UntimedCondition};
+use crate::input::gpu_node_facts::GpuNodeFacts;
+use gpunode_crds::{ConditionType, UntimedCondition};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
@@ -17,13 +17,13 @@ pub struct ConditionsChange {
 /// Returns the change after which the `GpuNode` has these conditions of the operator and no other, except those of types
 /// `kept`; none if it already has.
 pub fn conditions_change(
-    gpu_node: Option<&GpuNode>,
+    gpu_node: Option<&GpuNodeFacts>,
     desired: Vec<UntimedCondition>,
     kept: &[ConditionType],
     now: Timestamp,
 ) -> Option<ConditionsChange> {
     let gpu_node = gpu_node?;
-    let live = gpu_node.status.as_ref().map_or(&[][..], |status| &status.conditions);
+    let live = &gpu_node.conditions;
     let is_ours = |condition: &&Condition| {
         ConditionType::OF_OPERATOR
             .iter()
@@ -41,7 +41,7 @@ pub fn conditions_change(
     let is_unchanged =
         conditions.len() == before.len() && conditions.iter().all(|condition| before.contains(&condition));
     (!is_unchanged).then(|| ConditionsChange {
-        resource_version: resource_version(gpu_node),
+        resource_version: gpu_node.resource_version.clone(),
         conditions,
     })
 }
@@ -49,7 +49,7 @@ pub fn conditions_change(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gpunode_crds::{GpuNodeSpec, GpuNodeStatus, Reason};
+    use gpunode_crds::{GpuNode, GpuNodeSpec, GpuNodeStatus, Reason};
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
     fn condition(of: &str, status: &str) -> Condition {
@@ -84,8 +84,8 @@ mod tests {
             conditions,
             ..GpuNodeStatus::default()
         });
-        let change =
-            conditions_change(Some(&gpu_node), desired, kept, Timestamp::UNIX_EPOCH).expect("something changes");
+        let change = conditions_change(Some(&GpuNodeFacts::of(gpu_node)), desired, kept, Timestamp::UNIX_EPOCH)
+            .expect("something changes");
         change.conditions.into_iter().map(|condition| condition.type_).collect()
     }
 

@@ -1,15 +1,12 @@
 //! The configuration in `GpuNode.spec`.
 
 use crate::{
-    gpu_node::{
-        change::{GpuNodeChange, resource_version},
-        requests::initial_requests,
-    },
-    input::{context::NodeContext, facts::NodeFacts, policies::Policy},
+    gpu_node::{change::GpuNodeChange, requests::initial_requests},
+    input::{context::NodeContext, facts::NodeFacts, gpu_node_facts::GpuNodeFacts, policies::Policy},
     rollout_stage::RolloutStage,
     time::whole_second,
 };
-use gpunode_config::{CONFIG_VERSION, known_fields};
+use gpunode_config::CONFIG_VERSION;
 use gpunode_crds::{
     Configuration, ConfigurationStep, GpuNode, GpuNodeSpec, GpuNodeStatus, MAX_FAILED_MESSAGE, NodeWaiting,
 };
@@ -42,9 +39,9 @@ pub enum UnreadableConfiguration<'a> {
 /// Returns the part of a policy's configuration that the agent of the node cannot read, as far as it reports what it can.
 pub fn unreadable_configuration<'a>(
     governing: &'a Policy,
-    gpu_node: Option<&'a GpuNode>,
+    gpu_node: Option<&'a GpuNodeFacts>,
 ) -> Option<UnreadableConfiguration<'a>> {
-    let agent = gpu_node?.status.as_ref()?.agent.as_ref()?;
+    let agent = gpu_node?.status()?.agent.as_ref()?;
     if !agent.config_versions.is_empty() && !agent.config_versions.contains(&CONFIG_VERSION) {
         return Some(UnreadableConfiguration::Version(&agent.config_versions));
     }
@@ -60,18 +57,8 @@ pub fn unreadable_configuration<'a>(
     (!unknown.is_empty()).then_some(UnreadableConfiguration::Fields(unknown))
 }
 
-/// Drops the long list of the agent's fields where the agent knows all that this build writes: an empty list is no
-/// restriction either.
-pub fn drop_known_fields(status: &mut GpuNodeStatus) {
-    let Some(agent) = &mut status.agent else { return };
-    let reported: BTreeSet<&str> = agent.config_fields.iter().map(String::as_str).collect();
-    if known_fields().iter().all(|field| reported.contains(field.as_str())) {
-        agent.config_fields = Vec::new();
-    }
-}
-
 /// Returns true if the policy's configuration can be written for the node.
-pub fn is_writable(governing: &Policy, gpu_node: Option<&GpuNode>) -> bool {
+pub fn is_writable(governing: &Policy, gpu_node: Option<&GpuNodeFacts>) -> bool {
     desired_configuration(governing).is_some() && unreadable_configuration(governing, gpu_node).is_none()
 }
 
@@ -123,7 +110,7 @@ pub fn configuration_change(
         }),
         (None, Some(gpu_node)) if gpu_node.spec.config.is_some() => {
             let has_content = |status: &GpuNodeStatus| !status.gpus.is_empty() || !status.mps_daemons.is_empty();
-            if gpu_node.status.as_ref().is_some_and(has_content) {
+            if gpu_node.status().is_some_and(has_content) {
                 configure(gpu_node, None, None)
             } else {
                 // One write, so that a crash leaves no empty object. An agent's own object without a spec stays.
@@ -136,7 +123,7 @@ pub fn configuration_change(
 
 /// Returns the change of the step of a node that already has the desired configuration.
 fn step_change(
-    gpu_node: &GpuNode,
+    gpu_node: &GpuNodeFacts,
     step: &ConfigurationStep,
     policy: &Policy,
     stage: Option<&RolloutStage>,
@@ -152,7 +139,7 @@ fn step_change(
         _ => return GpuNodeChange::None,
     };
     GpuNodeChange::Step {
-        resource_version: resource_version(gpu_node),
+        resource_version: gpu_node.resource_version.clone(),
         step: next,
     }
 }
@@ -178,9 +165,9 @@ pub fn waiting_devices(context: NodeContext<'_>) -> Vec<NodeWaiting> {
     waiting.collect()
 }
 
-fn configure(gpu_node: &GpuNode, config: Option<Configuration>, step: Option<ConfigurationStep>) -> GpuNodeChange {
+fn configure(gpu_node: &GpuNodeFacts, config: Option<Configuration>, step: Option<ConfigurationStep>) -> GpuNodeChange {
     GpuNodeChange::Configure {
-        resource_version: resource_version(gpu_node),
+        resource_version: gpu_node.resource_version.clone(),
         config,
         step,
     }
@@ -189,10 +176,10 @@ fn configure(gpu_node: &GpuNode, config: Option<Configuration>, step: Option<Con
 /// Returns the change that puts a removed reference to the Node back; none if the `GpuNode` has one to any Node.
 pub fn missing_owner(context: NodeContext<'_>) -> Option<GpuNodeChange> {
     let gpu_node = context.gpu_node?;
-    let owners = gpu_node.metadata.owner_references.as_deref().unwrap_or_default();
+    let owners = &gpu_node.owners;
     let is_owned = owners.iter().any(|owner| owner.kind == "Node");
     (!is_owned && !context.node.uid.is_empty()).then(|| GpuNodeChange::Own {
-        resource_version: resource_version(gpu_node),
+        resource_version: gpu_node.resource_version.clone(),
         owners: owners.iter().cloned().chain([owner(context.node)]).collect(),
     })
 }

@@ -11,11 +11,11 @@ use crate::{
             deadline_exceeded, hand_over_pending, not_allocatable, unknown_fields, unreadable_version,
         },
     },
-    input::{context::NodeContext, facts::NodeFacts, policies::Policy},
+    input::{context::NodeContext, facts::NodeFacts, gpu_node_facts::GpuNodeFacts, policies::Policy},
     outcome::PolicyOutcome,
     rollout_stage::RolloutStage,
 };
-use gpunode_crds::{AgentMode, ConditionType, GpuNode, GpuNodeStatus, OPERATOR_FIELD_MANAGER, Reason, SERVED_BY_DRA};
+use gpunode_crds::{AgentMode, ConditionType, GpuNodeStatus, Reason, SERVED_BY_DRA};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
@@ -67,7 +67,7 @@ struct AssignedConfiguration<'a> {
 /// that configuration is invalid.
 pub fn rollout_stage(governing: &Policy, context: NodeContext<'_>) -> Option<(RolloutStage, Option<Timestamp>)> {
     let desired = desired_configuration(governing)?;
-    let Some((gpu_node, current)) = context.gpu_node.and_then(|it| Some((it, it.spec.config.as_ref()?))) else {
+    let Some((gpu_node, current)) = context.gpu_node.and_then(|it| Some((it, it.configuration()?))) else {
         return Some((RolloutStage::Outside, None));
     };
     let deadline = ProgressDeadline::of(governing, context);
@@ -131,12 +131,11 @@ pub fn rollout_stage(governing: &Policy, context: NodeContext<'_>) -> Option<(Ro
 }
 
 /// Returns the failure of a node's step to the configuration of this hash: the recorded one, or the agent's rejection.
-fn recorded_failure(gpu_node: &GpuNode, hash: &str) -> Option<String> {
+fn recorded_failure(gpu_node: &GpuNodeFacts, hash: &str) -> Option<String> {
     let step = gpu_node.spec.step.as_ref()?;
     let rejected = || {
         gpu_node
-            .status
-            .as_ref()?
+            .status()?
             .rejected_config
             .as_ref()
             .filter(|rejected| rejected.hash == hash)
@@ -164,7 +163,7 @@ impl ProgressDeadline {
             node, gpu_node, now, ..
         }: NodeContext<'_>,
     ) -> Self {
-        let began = [node.created, gpu_node.and_then(written_at)]
+        let began = [node.created, gpu_node.and_then(|gpu_node| gpu_node.written_at)]
             .into_iter()
             .flatten()
             .max()
@@ -244,7 +243,7 @@ fn outcome_of(
     let Some(status) = in_force else {
         return configuration_pending(node, status, assigned.hash, deadline);
     };
-    match ConditionType::Ready.find(&status.conditions) {
+    match ConditionType::Ready.find(context.conditions()) {
         Some(condition) if condition.status == "True" => match missing_resource(node, status) {
             None => hand_over_outcome(node, status, assigned, deadline),
             Some(missing) => {
@@ -308,8 +307,8 @@ fn missing_resource(node: &NodeFacts, status: &GpuNodeStatus) -> Option<String> 
     Some(not_allocatable(resource.allocatable, &resource.name, &node.name))
 }
 
-fn has_in_force(gpu_node: &GpuNode, hash: &str) -> bool {
-    gpu_node.status.as_ref().is_some_and(|status| is_in_force(status, hash))
+fn has_in_force(gpu_node: &GpuNodeFacts, hash: &str) -> bool {
+    gpu_node.status().is_some_and(|status| is_in_force(status, hash))
 }
 
 fn is_in_force(status: &GpuNodeStatus, hash: &str) -> bool {
@@ -356,14 +355,4 @@ fn not_ready_outcome(condition: &Condition, deadline: ProgressDeadline) -> (Poli
     let reason = reported(&MAY_RESOLVE).unwrap_or(Reason::Registering);
     let began = deadline.latest(deadline.began, Some(condition.last_transition_time.0));
     deadline.wait(began, reason, &condition.message)
-}
-
-/// Returns the moment of the operator's last write to the spec; the API server keeps it for each field manager.
-fn written_at(gpu_node: &GpuNode) -> Option<Timestamp> {
-    let entries = gpu_node.metadata.managed_fields.iter().flatten();
-    entries
-        // Writes to the status have a subresource.
-        .filter(|entry| entry.manager.as_deref() == Some(OPERATOR_FIELD_MANAGER) && entry.subresource.is_none())
-        .filter_map(|entry| entry.time.as_ref().map(|time| time.0))
-        .max()
 }

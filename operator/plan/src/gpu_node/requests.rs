@@ -2,7 +2,7 @@
 //! recovered faults; and the one to leave the GPUs to NVIDIA's DRA driver. The agent reads them in `GpuNode.spec`.
 
 use crate::{
-    gpu_node::change::{GpuNodeChange, resource_version},
+    gpu_node::change::GpuNodeChange,
     input::{context::NodeContext, facts::NodeFacts},
     time::whole_second,
 };
@@ -25,7 +25,7 @@ pub fn requests_change(context: NodeContext<'_>) -> Option<GpuNodeChange> {
     let spec = &gpu_node.spec;
     let is_there = (release, served_by_dra, &recovered) == (spec.release, spec.served_by_dra, &spec.recovered);
     (!is_there).then(|| GpuNodeChange::Requests {
-        resource_version: resource_version(gpu_node),
+        resource_version: gpu_node.resource_version.clone(),
         release,
         served_by_dra,
         recovered,

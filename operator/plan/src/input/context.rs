@@ -1,11 +1,12 @@
 //! Everything that is known of one node at one moment.
 
 use crate::{
-    input::{deselection::Deselections, facts::NodeFacts, release::is_released},
+    input::{deselection::Deselections, facts::NodeFacts, gpu_node_facts::GpuNodeFacts, release::is_released},
     node_drain::NodeDrain,
 };
-use gpunode_crds::{ConditionType, Configuration, GpuDevice, GpuNode, GpuNodeStatus};
+use gpunode_crds::{ConditionType, Configuration, GpuDevice, GpuNodeStatus};
 use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Time in which a deleted `GpuNode` is made anew: DaemonSets may select by the labels meanwhile.
@@ -17,9 +18,9 @@ pub struct NodeContext<'a> {
     /// The node.
     pub node: &'a NodeFacts,
     /// The `GpuNode` of the same name, if it belongs to this node.
-    pub gpu_node: Option<&'a GpuNode>,
+    pub gpu_node: Option<&'a GpuNodeFacts>,
     /// The `GpuNode` of the same name, if it belongs to an earlier node of that name: it is not believed, and goes.
-    pub(crate) outdated: Option<&'a GpuNode>,
+    pub(crate) outdated: Option<&'a GpuNodeFacts>,
     /// The time to plan at.
     pub now: Timestamp,
     /// Policies whose node selectors no longer match, as the operator remembers.
@@ -40,10 +41,10 @@ pub struct NodeContext<'a> {
 
 impl<'a> NodeContext<'a> {
     /// Puts a node, its `GpuNode` and the current time together.
-    pub fn new(node: &'a NodeFacts, gpu_node: Option<&'a GpuNode>, now: Timestamp) -> Self {
+    pub fn new(node: &'a NodeFacts, gpu_node: Option<&'a GpuNodeFacts>, now: Timestamp) -> Self {
         Self {
             node,
-            gpu_node: gpu_node.filter(|gpu_node| node.owns(gpu_node)),
+            gpu_node: gpu_node.filter(|gpu_node| node.owns(&gpu_node.owners)),
             outdated: gpu_node.filter(|gpu_node| node.outdates(gpu_node)),
             now,
             deselections: None,
@@ -143,14 +144,19 @@ impl<'a> NodeContext<'a> {
         NodeContext { node, ..self }
     }
 
-    /// Returns the `GpuNode`'s status.
+    /// Returns the `GpuNode`'s status without its conditions.
     pub(crate) fn status(self) -> Option<&'a GpuNodeStatus> {
-        self.gpu_node?.status.as_ref()
+        self.gpu_node?.status()
+    }
+
+    /// Returns the conditions of the `GpuNode`'s status that are read here.
+    pub(crate) fn conditions(self) -> &'a [Condition] {
+        self.gpu_node.map_or(&[], |gpu_node| &gpu_node.conditions)
     }
 
     /// Returns the configuration in `GpuNode.spec`.
     pub(crate) fn configuration(self) -> Option<&'a Configuration> {
-        self.gpu_node?.spec.config.as_ref()
+        self.gpu_node?.configuration()
     }
 
     /// Returns the reported GPUs; none if nothing is reported.
@@ -176,8 +182,7 @@ impl<'a> NodeContext<'a> {
 
     /// Returns true if an agent reports that the driver does not answer.
     pub(crate) fn lacks_driver(self) -> bool {
-        let conditions = self.status().map_or(&[][..], |status| &status.conditions);
-        let available = ConditionType::DriverAvailable.find(conditions);
+        let available = ConditionType::DriverAvailable.find(self.conditions());
         available.is_some_and(|condition| condition.status == "False")
     }
 
@@ -187,15 +192,12 @@ impl<'a> NodeContext<'a> {
     }
 }
 
-/// Returns true if an agent reported the GPUs. Without a report the status may still hold the operator's own conditions.
-pub fn has_report(gpu_node: Option<&GpuNode>) -> bool {
-    let status = gpu_node.and_then(|gpu_node| gpu_node.status.as_ref());
-    status.is_some_and(|status| status.agent.is_some() || !status.gpus.is_empty())
+/// Returns true if an agent reported the GPUs.
+pub fn has_report(gpu_node: Option<&GpuNodeFacts>) -> bool {
+    gpu_node.is_some_and(GpuNodeFacts::has_report)
 }
 
 /// Returns the reported GPUs; none if nothing is reported.
-pub fn reported_gpus(gpu_node: Option<&GpuNode>) -> &[GpuDevice] {
-    gpu_node
-        .and_then(|gpu_node| gpu_node.status.as_ref())
-        .map_or(&[], |status| &status.gpus)
+pub fn reported_gpus(gpu_node: Option<&GpuNodeFacts>) -> &[GpuDevice] {
+    gpu_node.map_or(&[], GpuNodeFacts::gpus)
 }

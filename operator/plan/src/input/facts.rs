@@ -1,13 +1,25 @@
 //! The few fields of a `Node` that matter to the planner, small enough to keep for every node.
 
 use crate::{
-    input::resource_presence::ResourcePresence, packed_map::PackedMap, record::node_record::NodeRecord, taint::Taint,
+    input::{
+        gpu_node_facts::GpuNodeFacts,
+        node_fields::{FieldManagerEntry, NodeConditionFields, NodeFields, NodeStatusFields},
+        resource_presence::ResourcePresence,
+    },
+    interned::{InternPool, Interned, interned_text},
+    packed_map::PackedMap,
+    record::node_record::NodeRecord,
+    taint::Taint,
 };
-use gpunode_crds::{GpuNode, OPERATOR_FIELD_MANAGER, OWNED_ANNOTATION, RECOVERED_ANNOTATION, is_kubernetes_key};
+use gpunode_crds::{OPERATOR_FIELD_MANAGER, OWNED_ANNOTATION, RECOVERED_ANNOTATION, is_kubernetes_key};
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{Node, NodeCondition};
+use k8s_openapi::{api::core::v1::Node, apimachinery::pkg::apis::meta::v1::OwnerReference};
 use serde_json::Value;
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    hash::{DefaultHasher, Hash},
+    sync::{Arc, Mutex},
+};
 
 /// Maximum number of extended resources kept per node. A `GpuNode` has at most 64, and few plugins share a node.
 const MAX_RESOURCES: usize = 256;
@@ -29,8 +41,8 @@ pub struct NodeFacts {
     pub taints: Vec<Taint>,
     /// True if the node has any annotation: a JSON patch cannot add to a missing map.
     pub annotated: bool,
-    /// The annotation `gpunode.dev/owned`.
-    pub owned: Option<String>,
+    /// The annotation `gpunode.dev/owned`, shared by the nodes on which gpunode wrote the same.
+    pub owned: Option<Arc<str>>,
     /// The annotation `gpunode.dev/recovered`.
     pub recovered: Option<String>,
     /// True if the condition `Ready` is True.
@@ -40,9 +52,9 @@ pub struct NodeFacts {
     /// Boot of the machine, from `status.nodeInfo.bootID`; empty until the kubelet reports it.
     pub boot: String,
     /// Extended resources with at least one allocatable device, and their number, from `status.allocatable`.
-    pub allocatable: BTreeMap<String, u64>,
+    pub allocatable: Arc<BTreeMap<String, u64>>,
     /// State in the node's status of each resource in gpunode's record.
-    pub recorded_resources: BTreeMap<String, ResourcePresence>,
+    pub recorded_resources: Arc<BTreeMap<String, ResourcePresence>>,
     /// Field manager that last wrote each label, for labels that a policy could want.
     pub label_managers: PackedMap,
     /// Field manager that last wrote the taints, which Kubernetes tracks only as a whole; none if it was the operator.
@@ -52,50 +64,7 @@ pub struct NodeFacts {
 impl NodeFacts {
     /// Reads the facts of a node.
     pub fn of(node: &Node) -> Self {
-        let meta = &node.metadata;
-        let annotations = meta.annotations.as_ref();
-        let ready = ready(node);
-        let mut facts = Self {
-            name: meta.name.clone().unwrap_or_default(),
-            uid: meta.uid.clone().unwrap_or_default(),
-            resource_version: meta.resource_version.clone().unwrap_or_default(),
-            created: meta.creation_timestamp.as_ref().map(|time| time.0),
-            labels: meta.labels.as_ref().map(PackedMap::from).unwrap_or_default(),
-            taints: node
-                .spec
-                .iter()
-                .flat_map(|spec| spec.taints.iter().flatten())
-                .map(Taint::from)
-                .collect(),
-            annotated: annotations.is_some_and(|annotations| !annotations.is_empty()),
-            owned: annotations
-                .and_then(|annotations| annotations.get(OWNED_ANNOTATION))
-                .cloned(),
-            recovered: annotations
-                .and_then(|annotations| annotations.get(RECOVERED_ANNOTATION))
-                .cloned(),
-            ready: ready.is_some(),
-            ready_since: ready
-                .and_then(|condition| condition.last_transition_time.as_ref())
-                .map(|time| time.0),
-            boot: boot(node),
-            allocatable: allocatable(node),
-            ..Self::default()
-        };
-        facts.recorded_resources = recorded_resources(node, facts.owned.as_deref());
-        // Collects the last manager of each label, and of the taints.
-        let mut label_managers = BTreeMap::new();
-        for entry in meta.managed_fields.iter().flatten() {
-            let (Some(manager), Some(fields)) = (&entry.manager, &entry.fields_v1) else {
-                continue;
-            };
-            // Writing one taint makes the operator the manager of all of them; nobody conflicts with gpunode itself.
-            if manager != OPERATOR_FIELD_MANAGER {
-                facts.read_manager(manager, &fields.0, &mut label_managers);
-            }
-        }
-        facts.label_managers = PackedMap::from(&label_managers);
-        facts
+        Self::from(NodeFields::from(node))
     }
 
     fn read_manager<'a>(&mut self, manager: &'a str, fields: &'a Value, of_labels: &mut BTreeMap<&'a str, &'a str>) {
@@ -119,10 +88,11 @@ impl NodeFacts {
         NodeRecord::read(self.owned.as_deref()).unwrap_or_default().policies
     }
 
-    /// Returns true unless a `GpuNode` belongs to another node of the same name. One without an owner belongs to the node.
-    pub fn owns(&self, gpu_node: &GpuNode) -> bool {
-        let owners = gpu_node.metadata.owner_references.iter().flatten();
+    /// Returns true unless a `GpuNode` with these owners belongs to another node of the same name. One without an owner belongs
+    /// to the node.
+    pub fn owns(&self, owners: &[OwnerReference]) -> bool {
         let mut uids = owners
+            .iter()
             .filter(|owner| owner.kind == "Node")
             .map(|owner| &owner.uid)
             .peekable();
@@ -131,12 +101,12 @@ impl NodeFacts {
 
     /// Returns true if a `GpuNode` belongs to an earlier node of the same name. One that is younger than this node belongs to a
     /// later node, which the watch of Nodes has yet to deliver.
-    pub(crate) fn outdates(&self, gpu_node: &GpuNode) -> bool {
-        let created = gpu_node.metadata.creation_timestamp.as_ref().map(|time| time.0);
-        let is_younger = created
+    pub(crate) fn outdates(&self, gpu_node: &GpuNodeFacts) -> bool {
+        let is_younger = gpu_node
+            .created
             .zip(self.created)
             .is_some_and(|(gpu_node, node)| gpu_node > node);
-        !self.owns(gpu_node) && !is_younger
+        !self.owns(&gpu_node.owners) && !is_younger
     }
 
     /// Returns true if two readings of a node differ only in their version, as after a heartbeat.
@@ -181,31 +151,96 @@ impl NodeFacts {
     }
 }
 
+impl From<NodeFields> for NodeFacts {
+    fn from(fields: NodeFields) -> Self {
+        let meta = fields.metadata;
+        let status = fields.status.unwrap_or_default();
+        let labels = meta.labels.unwrap_or_default();
+        let annotations = meta.annotations.unwrap_or_default();
+        let ready = ready(&status);
+        let owned = annotations.get(OWNED_ANNOTATION).map(|text| interned_text(text));
+        let taints = fields.spec.and_then(|spec| spec.taints).unwrap_or_default();
+        let mut facts = Self {
+            name: meta.name.unwrap_or_default(),
+            uid: meta.uid.unwrap_or_default(),
+            resource_version: meta.resource_version.unwrap_or_default(),
+            created: meta.creation_timestamp.map(|time| time.0),
+            labels: PackedMap::from(&labels),
+            taints: taints.iter().map(Taint::from).collect(),
+            annotated: !annotations.is_empty(),
+            recovered: annotations.get(RECOVERED_ANNOTATION).cloned(),
+            ready: ready.is_some(),
+            ready_since: ready
+                .and_then(|condition| condition.last_transition_time.as_ref())
+                .map(|time| time.0),
+            allocatable: allocatable(&status).interned(),
+            recorded_resources: recorded_resources(&status, owned.as_deref()).interned(),
+            boot: status.node_info.map(|info| info.boot_id).unwrap_or_default(),
+            owned,
+            ..Self::default()
+        };
+        // Collects the last manager of each label, and of the taints.
+        let mut label_managers = BTreeMap::new();
+        let entries = meta.managed_fields.unwrap_or_default();
+        for entry in &entries {
+            let FieldManagerEntry {
+                manager: Some(manager),
+                fields_v1: Some(fields),
+            } = entry
+            else {
+                continue;
+            };
+            // Writing one taint makes the operator the manager of all of them; nobody conflicts with gpunode itself.
+            if manager != OPERATOR_FIELD_MANAGER {
+                facts.read_manager(manager, fields, &mut label_managers);
+            }
+        }
+        facts.label_managers = PackedMap::shared(&label_managers);
+        facts
+    }
+}
+
+impl Interned for BTreeMap<String, u64> {
+    fn pool() -> &'static Mutex<InternPool<Self>> {
+        static POOL: Mutex<InternPool<BTreeMap<String, u64>>> = Mutex::new(InternPool::new());
+        &POOL
+    }
+
+    fn feed(&self, hasher: &mut DefaultHasher) {
+        self.hash(hasher);
+    }
+}
+
+impl Interned for BTreeMap<String, ResourcePresence> {
+    fn pool() -> &'static Mutex<InternPool<Self>> {
+        static POOL: Mutex<InternPool<BTreeMap<String, ResourcePresence>>> = Mutex::new(InternPool::new());
+        &POOL
+    }
+
+    fn feed(&self, hasher: &mut DefaultHasher) {
+        self.hash(hasher);
+    }
+}
+
 /// Returns the condition `Ready`, where it is True.
-fn ready(node: &Node) -> Option<&NodeCondition> {
-    let mut conditions = node.status.iter().flat_map(|status| status.conditions.iter().flatten());
+fn ready(status: &NodeStatusFields) -> Option<&NodeConditionFields> {
+    let mut conditions = status.conditions.iter().flatten();
     conditions.find(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
 
-fn recorded_resources(node: &Node, record: Option<&str>) -> BTreeMap<String, ResourcePresence> {
+fn recorded_resources(status: &NodeStatusFields, record: Option<&str>) -> BTreeMap<String, ResourcePresence> {
     let NodeRecord { resources, .. } = NodeRecord::read(record).unwrap_or_default();
-    let present = resources
-        .into_keys()
-        .filter_map(|name| ResourcePresence::of(node, &name).map(|presence| (name, presence)));
+    let (capacity, allocatable) = (status.capacity.as_ref(), status.allocatable.as_ref());
+    let present = resources.into_keys().filter_map(|name| {
+        let presence = ResourcePresence::in_lists(capacity, allocatable, &name)?;
+        Some((name, presence))
+    });
     present.take(MAX_RESOURCES).collect()
 }
 
-fn boot(node: &Node) -> String {
-    let info = node.status.as_ref().and_then(|status| status.node_info.as_ref());
-    info.map(|info| info.boot_id.clone()).unwrap_or_default()
-}
-
 /// Returns extended resources by Kubernetes' own rule: a domain other than `kubernetes.io`.
-fn allocatable(node: &Node) -> BTreeMap<String, u64> {
-    let allocatable = node
-        .status
-        .iter()
-        .flat_map(|status| status.allocatable.iter().flatten());
+fn allocatable(status: &NodeStatusFields) -> BTreeMap<String, u64> {
+    let allocatable = status.allocatable.iter().flatten();
     let extended = allocatable.filter(|(name, _)| name.contains('/') && !name.contains("kubernetes.io/"));
     // The API server writes every zero as "0".
     let some = extended
@@ -266,6 +301,33 @@ mod tests {
     }
 
     #[test]
+    fn nodes_of_one_kind_share_what_is_alike() {
+        let facts = |name: &str| {
+            let node = json!({
+                "metadata": {
+                    "name": name, "labels": {"kubernetes.io/hostname": name, "pool": "a"},
+                    "annotations": {OWNED_ANNOTATION: r#"{"version":1,"labels":{"a":"alike"}}"#},
+                    "managedFields": [{"manager": "cloud", "fieldsV1": {"f:metadata": {"f:labels": {"f:pool": {}}}}}],
+                },
+                "status": {"allocatable": {"nvidia.com/gpu": "8"}},
+            });
+            NodeFacts::from(serde_json::from_value::<NodeFields>(node).unwrap())
+        };
+        let (one, other) = (facts("one"), facts("other"));
+        let shared = |facts: &NodeFacts| {
+            let owned = facts.owned.clone().unwrap();
+            (
+                owned.as_ptr(),
+                Arc::as_ptr(&facts.allocatable),
+                Arc::as_ptr(&facts.recorded_resources),
+            )
+        };
+        assert_eq!(shared(&one), shared(&other));
+        assert_eq!(one.label_managers, other.label_managers);
+        assert_eq!(one.labels.get("kubernetes.io/hostname"), Some("one"));
+    }
+
+    #[test]
     fn only_extended_resources_that_can_be_given_out_are_kept_and_counted() {
         let node: Node = serde_json::from_value(json!({"status": {"allocatable": {
             "cpu": "8", "hugepages-2Mi": "0", "x.kubernetes.io/y": "1", "nvidia.com/gpu": "1k", "nvidia.com/gone": "0",
@@ -273,7 +335,7 @@ mod tests {
         }}}))
         .unwrap();
         assert_eq!(
-            NodeFacts::of(&node).allocatable,
+            *NodeFacts::of(&node).allocatable,
             BTreeMap::from([
                 ("a.b/odd".to_owned(), u64::MAX),
                 ("example.k8s.io/gpu".to_owned(), 12),
@@ -297,7 +359,7 @@ mod tests {
             ready: true,
             ..one.clone()
         }));
-        let allocatable = BTreeMap::from([("nvidia.com/gpu".to_owned(), 8)]);
+        let allocatable = Arc::new(BTreeMap::from([("nvidia.com/gpu".to_owned(), 8)]));
         assert!(!one.is_same_but_version(&NodeFacts {
             allocatable,
             ..one.clone()

@@ -4,7 +4,7 @@ use k8s_openapi::{api::core::v1::Node, apimachinery::pkg::api::resource::Quantit
 use std::collections::BTreeMap;
 
 /// State of an extended resource that a node's status names.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ResourcePresence {
     /// At least one device is allocatable.
     Allocatable,
@@ -18,9 +18,18 @@ impl ResourcePresence {
     /// Reads the state; `None` if the status does not name the resource.
     pub fn of(node: &Node, name: &str) -> Option<Self> {
         let status = node.status.as_ref()?;
+        Self::in_lists(status.capacity.as_ref(), status.allocatable.as_ref(), name)
+    }
+
+    /// Reads the state from the two lists of the status.
+    pub(crate) fn in_lists(
+        capacity: Option<&BTreeMap<String, Quantity>>,
+        allocatable: Option<&BTreeMap<String, Quantity>>,
+        name: &str,
+    ) -> Option<Self> {
         // The API server writes every zero as "0".
-        let is_zero = |list: &Option<BTreeMap<String, Quantity>>| list.as_ref()?.get(name).map(|count| count.0 == "0");
-        match (is_zero(&status.capacity), is_zero(&status.allocatable)) {
+        let is_zero = |list: Option<&BTreeMap<String, Quantity>>| list?.get(name).map(|count| count.0 == "0");
+        match (is_zero(capacity), is_zero(allocatable)) {
             (None, None) => None,
             (_, Some(false)) => Some(Self::Allocatable),
             (Some(true), Some(true)) => Some(Self::KeysOnly),

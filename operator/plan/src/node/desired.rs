@@ -14,6 +14,7 @@ use crate::{
     input::{
         context::NodeContext,
         facts::NodeFacts,
+        gpu_node_facts::GpuNodeFacts,
         policies::{Policy, PolicySet, configured_resources},
         selection_grace::recorded_deselections,
         visible_labels::is_own_label,
@@ -40,7 +41,7 @@ use crate::{
     taint::TaintKey,
     time::earliest,
 };
-use gpunode_crds::{GpuNode, POLICY_LABEL_PREFIX, PolicyMode, Reason, UNHEALTHY_TAINT};
+use gpunode_crds::{POLICY_LABEL_PREFIX, PolicyMode, Reason, UNHEALTHY_TAINT};
 use jiff::Timestamp;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -525,8 +526,8 @@ fn configured_policy<'a>(policies: &'a PolicySet, context: NodeContext<'_>) -> O
 
 /// Returns the policy whose agent is registered on the node, where its DaemonSet is still there. That agent leaves once
 /// another policy's agent takes over.
-fn serving_policy<'a>(policies: &'a PolicySet, gpu_node: Option<&GpuNode>) -> Option<&'a Policy> {
-    let agent = gpu_node?.status.as_ref()?.agent.as_ref()?;
+fn serving_policy<'a>(policies: &'a PolicySet, gpu_node: Option<&GpuNodeFacts>) -> Option<&'a Policy> {
+    let agent = gpu_node?.status()?.agent.as_ref()?;
     let policy = policies.get(agent.policy.as_ref()?)?;
     (policy.mode != PolicyMode::Preview && policy.device_plugin.is_some()).then_some(policy)
 }

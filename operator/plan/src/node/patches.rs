@@ -44,7 +44,7 @@ impl NodeClaims<'_> {
         NodeFacts {
             labels: PackedMap::from(&self.labels.applied_to(&node.labels.to_map())),
             taints: taints_after.map(|(id, value)| Taint { id, value }).collect(),
-            owned: record,
+            owned: record.map(Into::into),
             ..node.clone()
         }
     }

@@ -1,17 +1,17 @@
 //! Evictions of pods that hold a broken GPU or MIG device. Pods on other unhealthy devices stay.
 
 use crate::{
-    input::{facts::NodeFacts, policies::PolicySet, release::is_released},
+    input::{
+        broken_devices::broken_devices, facts::NodeFacts, gpu_node_facts::GpuNodeFacts, policies::PolicySet,
+        release::is_released,
+    },
     node::plan::NodePlan,
     pods::{self, PodName},
 };
-use gpunode_crds::{DeviceHealth, FaultReason, GpuNode, GpuNodeStatus, MAX_HOLDERS};
+use gpunode_crds::MAX_HOLDERS;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
-use std::{
-    collections::{BTreeMap, HashMap},
-    fmt,
-};
+use std::{collections::BTreeMap, fmt};
 
 /// Reason to evict a pod. An agent reports holders by name, so check the pod before ([`PodEviction::is_of`]).
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,9 +55,9 @@ pub fn evictions(
     policies: &PolicySet,
     plan: &NodePlan,
     node: &NodeFacts,
-    gpu_node: Option<&GpuNode>,
+    gpu_node: Option<&GpuNodeFacts>,
 ) -> BTreeMap<PodName, PodEviction> {
-    let Some(GpuNode {
+    let Some(GpuNodeFacts {
         spec,
         status: Some(status),
         ..
@@ -99,45 +99,6 @@ pub fn evictions(
         }
     }
     evictions
-}
-
-/// Removes the holders of all but broken devices, which come and go, from the status of a `GpuNode`.
-pub fn retain_holders_of_broken(status: &mut GpuNodeStatus) {
-    let mut holders = std::mem::take(&mut status.holders);
-    if !holders.is_empty() {
-        let broken = broken_devices(status);
-        holders.retain(|holder| broken.contains_key(holder.device.as_str()));
-    }
-    status.holders = holders;
-}
-
-/// Returns the broken devices by UUID, each with its fault and the moment since which it is unhealthy. A MIG device is broken
-/// with its GPU.
-fn broken_devices(status: &GpuNodeStatus) -> HashMap<&str, (Timestamp, String)> {
-    let mut broken = HashMap::new();
-    for gpu in &status.gpus {
-        let of_gpu = fault_of(gpu.health.as_ref());
-        for mig in &gpu.mig_devices {
-            let first = [of_gpu.clone(), fault_of(mig.health.as_ref())]
-                .into_iter()
-                .flatten()
-                .min();
-            broken.extend(first.map(|first| (mig.uuid.as_str(), first)));
-        }
-        broken.extend(of_gpu.map(|of_gpu| (gpu.uuid.as_str(), of_gpu)));
-    }
-    broken
-}
-
-/// Returns moment and fault of a broken device; none without a moment, which decides who holds it: the device has been given to
-/// nobody since it became unhealthy.
-fn fault_of(health: Option<&DeviceHealth>) -> Option<(Timestamp, String)> {
-    let health = health.filter(|health| health.is_broken())?;
-    let text = health.message.as_deref().or(health.reason.map(FaultReason::as_str));
-    Some((
-        health.since.as_ref()?.0,
-        text.unwrap_or("the agent names no fault").to_owned(),
-    ))
 }
 
 #[cfg(test)]

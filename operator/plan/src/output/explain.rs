@@ -6,6 +6,7 @@ use crate::{
     input::{
         context::NodeContext,
         facts::NodeFacts,
+        gpu_node_facts::GpuNodeFacts,
         policies::{Policy, PolicySet},
         visible_labels::is_own_label,
     },
@@ -16,8 +17,7 @@ use crate::{
     taint::TaintKey,
 };
 use gpunode_crds::{
-    GpuNode, MPS_LABEL, OWNED_ANNOTATION, POLICY_LABEL_PREFIX, PRODUCT_COUNT_PREFIX, PolicyMode, TaintEffect,
-    UNHEALTHY_TAINT,
+    MPS_LABEL, OWNED_ANNOTATION, POLICY_LABEL_PREFIX, PRODUCT_COUNT_PREFIX, PolicyMode, TaintEffect, UNHEALTHY_TAINT,
 };
 use jiff::Timestamp;
 use json_patch::PatchOperation;
@@ -385,7 +385,7 @@ impl NodeExplainer<'_> {
         }
     }
 
-    fn configuration(&self, matched: &[&Policy], gpu_node: Option<&GpuNode>) -> Option<ExplanationEntry> {
+    fn configuration(&self, matched: &[&Policy], gpu_node: Option<&GpuNodeFacts>) -> Option<ExplanationEntry> {
         let document = |policy: &Policy| {
             policy
                 .device_plugin
@@ -394,7 +394,7 @@ impl NodeExplainer<'_> {
                 .as_ref()
                 .map(|it| it.hash.clone())
         };
-        let actual = gpu_node.and_then(|gpu_node| gpu_node.spec.config.as_ref());
+        let actual = gpu_node.and_then(GpuNodeFacts::configuration);
         // The first policy with a device plugin governs.
         let plugins = matched.iter().filter(|policy| policy.device_plugin.is_some());
         let values: Vec<_> = plugins

@@ -4,6 +4,7 @@ use crate::{
     input::{
         context::reported_gpus,
         facts::NodeFacts,
+        gpu_node_facts::GpuNodeFacts,
         matching::matches,
         policies::{Policy, PolicySet},
         selectors::{Selector, UnfitFact, holds},
@@ -11,7 +12,7 @@ use crate::{
     },
     record::node_record::NodeRecord,
 };
-use gpunode_crds::{GpuDevice, GpuNode, IGNORE_LABEL, NodeSelector, NodeSelectorRequirement, SelectorOperator};
+use gpunode_crds::{GpuDevice, IGNORE_LABEL, NodeSelector, NodeSelectorRequirement, SelectorOperator};
 
 /// Distance of a missing label: further than any value, which has at most 63 characters.
 const ABSENT: usize = 64;
@@ -39,7 +40,7 @@ impl SelectorMismatch {
 }
 
 /// Returns all conditions of a policy that a node does not meet; empty where the policy matches.
-pub(crate) fn mismatches(policy: &Policy, node: &NodeFacts, gpu_node: Option<&GpuNode>) -> Vec<SelectorMismatch> {
+pub(crate) fn mismatches(policy: &Policy, node: &NodeFacts, gpu_node: Option<&GpuNodeFacts>) -> Vec<SelectorMismatch> {
     if node.labels.contains_key(IGNORE_LABEL) {
         return vec![SelectorMismatch::new(
             format!("the node has the label {IGNORE_LABEL}"),
@@ -62,7 +63,7 @@ pub(crate) fn mismatches(policy: &Policy, node: &NodeFacts, gpu_node: Option<&Gp
 pub fn nearest_node<'a>(
     policies: &PolicySet,
     policy: &str,
-    nodes: impl Iterator<Item = (&'a NodeFacts, Option<&'a GpuNode>)>,
+    nodes: impl Iterator<Item = (&'a NodeFacts, Option<&'a GpuNodeFacts>)>,
 ) -> Option<NearestNode> {
     let policy = policies.get(policy)?;
     let mut nearest_node: Option<(usize, usize, NearestNode)> = None;
@@ -109,7 +110,7 @@ pub fn first_mismatch(
     policy: &Policy,
     node: &NodeFacts,
     record: &NodeRecord,
-    gpu_node: Option<&GpuNode>,
+    gpu_node: Option<&GpuNodeFacts>,
 ) -> Option<String> {
     if matches(policy, node, record, gpu_node) {
         return None;
@@ -124,7 +125,7 @@ pub fn gpu_mismatch(
     policies: &PolicySet,
     policy: &str,
     node: &NodeFacts,
-    gpu_node: Option<&GpuNode>,
+    gpu_node: Option<&GpuNodeFacts>,
 ) -> Option<String> {
     let record = NodeRecord::read(node.owned.as_deref()).unwrap_or_default();
     let selector = &policies.get(policy)?.selector;
@@ -276,7 +277,7 @@ fn actual_value(key: &String, labels: VisibleLabels<'_>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gpunode_crds::{GpuNodePolicy, GpuNodeStatus};
+    use gpunode_crds::{GpuNode, GpuNodePolicy, GpuNodeStatus};
     use std::collections::BTreeMap;
 
     fn node(name: &str, labels: &[(&str, &str)]) -> NodeFacts {
@@ -294,7 +295,7 @@ mod tests {
         PolicySet::new([&policy])
     }
 
-    fn with_gpus(products: &[&str]) -> GpuNode {
+    fn with_gpus(products: &[&str]) -> GpuNodeFacts {
         let gpu = |product: &&str| GpuDevice {
             product: (*product).to_owned(),
             memory_mib: 16384,
@@ -306,7 +307,7 @@ mod tests {
             gpus,
             ..GpuNodeStatus::default()
         });
-        gpu_node
+        GpuNodeFacts::of(gpu_node)
     }
 
     #[test]

@@ -2,12 +2,12 @@
 //! deletes them.
 
 use crate::{
-    input::{facts::NodeFacts, policies::PolicySet},
+    input::{facts::NodeFacts, gpu_node_facts::GpuNodeFacts, policies::PolicySet},
     node::plan::NodePlan,
     pods::{self, PodName},
     record::{node_record::NodeRecord, resource_use::ResourceUse},
 };
-use gpunode_crds::{GpuNode, PolicyMode};
+use gpunode_crds::PolicyMode;
 use k8s_openapi::api::core::v1::Pod;
 use std::collections::BTreeSet;
 
@@ -61,7 +61,7 @@ impl RejectedPod {
         policies: &PolicySet,
         plan: &NodePlan,
         node: &NodeFacts,
-        gpu_node: Option<&GpuNode>,
+        gpu_node: Option<&GpuNodeFacts>,
     ) -> bool {
         let is_wanted = plan
             .matched
@@ -70,7 +70,7 @@ impl RejectedPod {
             .any(|it| it.deletes_rejected_pods);
         let is_of_gpunode = || {
             let record = NodeRecord::read(node.owned.as_deref()).unwrap_or_default().resources;
-            let status = gpu_node.and_then(|gpu_node| gpu_node.status.as_ref());
+            let status = gpu_node.and_then(GpuNodeFacts::status);
             let is_reported = |name: &str| status.is_some_and(|it| it.resources.iter().any(|of| of.name == name));
             self.resources
                 .iter()

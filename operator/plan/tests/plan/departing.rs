@@ -10,7 +10,8 @@ use std::collections::{BTreeMap, BTreeSet};
 fn plan(world: &World, policies: &[GpuNodePolicy]) -> NodePlan {
     let departing = BTreeSet::from(["gone".to_owned()]);
     let facts = world.facts();
-    let context = NodeContext::new(&facts, world.gpu_node.as_ref(), world.now).departing(&departing);
+    let gpu_node = world.gpu_facts();
+    let context = NodeContext::new(&facts, gpu_node.as_ref(), world.now).departing(&departing);
     plan_node(&PolicySet::new(policies), context)
 }
 
@@ -19,7 +20,8 @@ fn plan_while_missing(world: &World, policies: &[GpuNodePolicy]) -> NodePlan {
     let departing = BTreeSet::from(["gone".to_owned()]);
     let missing = BTreeMap::from([("gone".to_owned(), world.now + SignedDuration::from_mins(1))]);
     let facts = world.facts();
-    let context = NodeContext::new(&facts, world.gpu_node.as_ref(), world.now)
+    let gpu_node = world.gpu_facts();
+    let context = NodeContext::new(&facts, gpu_node.as_ref(), world.now)
         .departing(&departing)
         .missing(&missing);
     plan_node(&PolicySet::new(policies), context)

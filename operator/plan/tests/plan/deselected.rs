@@ -22,7 +22,8 @@ fn plan_after(world: &World, policies: &[GpuNodePolicy], seconds: i64) -> NodePl
     let known = Deselections::from([("p".to_owned(), deselection)]);
     let now = since + SignedDuration::from_secs(seconds);
     let facts = world.facts();
-    let context = NodeContext::new(&facts, world.gpu_node.as_ref(), now).remembering(Some(&known));
+    let gpu_node = world.gpu_facts();
+    let context = NodeContext::new(&facts, gpu_node.as_ref(), now).remembering(Some(&known));
     plan_node(&PolicySet::new(policies), context)
 }
 

@@ -8,7 +8,7 @@ use serde_json::json;
 fn explained(world: &World, policies: &[GpuNodePolicy]) -> Explanation {
     explain(
         &PolicySet::new(policies),
-        NodeContext::new(&world.facts(), world.gpu_node.as_ref(), now()),
+        NodeContext::new(&world.facts(), world.gpu_facts().as_ref(), now()),
     )
 }
 

@@ -26,7 +26,7 @@ fn without_labels(world: &World) -> NodePlan {
     let policies = PolicySet::default().with_gpu_labels(false);
     plan_node(
         &policies,
-        NodeContext::new(&world.facts(), world.gpu_node.as_ref(), now()),
+        NodeContext::new(&world.facts(), world.gpu_facts().as_ref(), now()),
     )
 }
 

@@ -109,7 +109,7 @@ pub fn plan_at(permit: RolloutPermit, world: &World, policies: &[GpuNodePolicy],
     plan_node_with_permit(
         permit,
         &PolicySet::new(policies),
-        NodeContext::new(&world.facts(), world.gpu_node.as_ref(), later),
+        NodeContext::new(&world.facts(), world.gpu_facts().as_ref(), later),
     )
 }
 

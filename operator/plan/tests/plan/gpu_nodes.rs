@@ -83,7 +83,7 @@ fn outcome_after(world: &World, minutes: i64) -> (NodePlan, PolicyOutcome) {
     let later = now() + SignedDuration::from_mins(minutes);
     let plan = plan_node(
         &PolicySet::new(&[governing()]),
-        NodeContext::new(&world.facts(), world.gpu_node.as_ref(), later),
+        NodeContext::new(&world.facts(), world.gpu_facts().as_ref(), later),
     );
     let outcome = plan.outcomes["p"].clone();
     (plan, outcome)

@@ -137,7 +137,7 @@ fn explanation_says_why_the_agent_of_another_policy_is_still_there() {
     let set = PolicySet::new(&[new(), old()]);
     let explanation = explain(
         &set,
-        NodeContext::new(&world.facts(), world.gpu_node.as_ref(), world.now),
+        NodeContext::new(&world.facts(), world.gpu_facts().as_ref(), world.now),
     );
     let entry = explanation
         .entries

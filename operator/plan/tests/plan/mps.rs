@@ -2,7 +2,7 @@
 
 use crate::world::{World, now, policy};
 use gpunode_crds::{GpuNode, GpuNodePolicy, GpuNodeSpec, GpuNodeStatus, MpsDaemon, MpsDaemonState};
-use gpunode_plan::{GpuNodeChange, NodeContext, NodeFacts, PolicySet, plan_node};
+use gpunode_plan::{GpuNodeChange, GpuNodeFacts, NodeContext, NodeFacts, PolicySet, plan_node};
 use serde_json::json;
 
 const LABEL: &str = "gpunode.dev/mps";
@@ -140,7 +140,11 @@ fn preview_names_the_label() {
     let facts: NodeFacts = world.facts();
     let plan = plan_node(
         &PolicySet::new(&[preview]),
-        NodeContext::new(&facts, Some(&with_daemon(MpsDaemonState::Answering)), now()),
+        NodeContext::new(
+            &facts,
+            Some(&GpuNodeFacts::of(with_daemon(MpsDaemonState::Answering))),
+            now(),
+        ),
     );
     assert_eq!(plan.previews["p"].set_labels.get(LABEL), None);
 }

@@ -23,7 +23,8 @@ fn reserved(more: &str) -> GpuNodePolicy {
 fn plan_with(world: &World, policies: &[GpuNodePolicy], permits: &[&str], drained: Option<&NodeDrain>) -> NodePlan {
     let permits: BTreeSet<String> = permits.iter().map(|name| (*name).to_owned()).collect();
     let facts = world.facts();
-    let context = NodeContext::new(&facts, world.gpu_node.as_ref(), world.now)
+    let gpu_node = world.gpu_facts();
+    let context = NodeContext::new(&facts, gpu_node.as_ref(), world.now)
         .drained(drained)
         .with_taint_permits(&permits);
     plan_node_with_permit(RolloutPermit::Withheld, &PolicySet::new(policies), context)

@@ -87,7 +87,7 @@ fn release_waits_for_no_turn_and_for_no_paused_policy_but_an_ignored_node_is_lef
         let plan = plan_node_with_permit(
             RolloutPermit::Withheld,
             &set,
-            NodeContext::new(&world.facts(), world.gpu_node.as_ref(), world.now),
+            NodeContext::new(&world.facts(), world.gpu_facts().as_ref(), world.now),
         );
         matches!(plan.gpu_node, GpuNodeChange::Requests { release: true, .. })
     };
@@ -198,7 +198,8 @@ fn agent_that_does_not_come_back_after_the_release_is_waited_for_no_longer_than_
 /// Plans the sample node while this is known about a DRA driver of its GPUs.
 fn plan_beside(world: &World, policies: &[GpuNodePolicy], served_by_dra: Option<bool>) -> NodePlan {
     let (set, facts) = (PolicySet::new(policies), world.facts());
-    let context = NodeContext::new(&facts, world.gpu_node.as_ref(), world.now).served_by_dra(served_by_dra);
+    let gpu_node = world.gpu_facts();
+    let context = NodeContext::new(&facts, gpu_node.as_ref(), world.now).served_by_dra(served_by_dra);
     plan_node_with_permit(RolloutPermit::Granted, &set, context)
 }
 

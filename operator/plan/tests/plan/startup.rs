@@ -155,7 +155,7 @@ fn node_that_works_with_its_configuration_needs_no_permit_for_the_end_of_the_sta
     let plan = plan_node_with_permit(
         RolloutPermit::Withheld,
         &set,
-        NodeContext::new(&world.facts(), world.gpu_node.as_ref(), world.now),
+        NodeContext::new(&world.facts(), world.gpu_facts().as_ref(), world.now),
     );
     json_patch::patch(&mut world.node, &plan.patch.unwrap()).unwrap();
     assert_eq!((keys(&world), started(&world).as_deref()), (vec![], Some("b1")));

@@ -52,7 +52,7 @@ fn node_without_a_word_of_its_agent_keeps_what_it_has() {
         assert!(plan.gpu_node.gives_configuration());
         let explained = explain(
             &PolicySet::new(&[by_gpus()]),
-            NodeContext::new(&world.facts(), world.gpu_node.as_ref(), world.now),
+            NodeContext::new(&world.facts(), world.gpu_facts().as_ref(), world.now),
         );
         assert_eq!(explained.policies[0].mismatch, None);
     }
@@ -123,7 +123,7 @@ fn a_removed_reference_to_the_node_comes_back_beside_others() {
     let other = serde_json::json!([{"apiVersion": "v1", "kind": "ConfigMap", "name": "c", "uid": "c"}]);
     world.gpu_node.as_mut().unwrap().metadata.owner_references = serde_json::from_value(other).unwrap();
     let facts = world.facts();
-    let change = missing_owner(NodeContext::new(&facts, world.gpu_node.as_ref(), world.now)).unwrap();
+    let change = missing_owner(NodeContext::new(&facts, world.gpu_facts().as_ref(), world.now)).unwrap();
     let GpuNodeChange::Own { owners, .. } = change else {
         panic!("{change:?}")
     };
@@ -134,7 +134,7 @@ fn a_removed_reference_to_the_node_comes_back_beside_others() {
     assert_eq!(kinds, [("ConfigMap", "c"), ("Node", "u")]);
     world.gpu_node.as_mut().unwrap().metadata.owner_references = Some(owners);
     assert_eq!(
-        missing_owner(NodeContext::new(&facts, world.gpu_node.as_ref(), world.now)),
+        missing_owner(NodeContext::new(&facts, world.gpu_facts().as_ref(), world.now)),
         None
     );
 }

@@ -9,7 +9,7 @@ fn plan(world: &World, policies: &[GpuNodePolicy]) -> NodePlan {
     let set = PolicySet::new(policies).with_unreadable(["newer".to_owned()]);
     plan_node(
         &set,
-        NodeContext::new(&world.facts(), world.gpu_node.as_ref(), world.now),
+        NodeContext::new(&world.facts(), world.gpu_facts().as_ref(), world.now),
     )
 }
 

@@ -1,7 +1,7 @@
 //! A node as the API server would store it, and short ways to write policies.
 
 use gpunode_crds::{GpuNode, GpuNodePolicy};
-use gpunode_plan::{NodeContext, NodeFacts, NodePlan, PolicySet, plan_node};
+use gpunode_plan::{GpuNodeFacts, NodeContext, NodeFacts, NodePlan, PolicySet, plan_node};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
 use serde_json::{Value, json};
@@ -55,10 +55,14 @@ impl World {
         NodeFacts::of(&serde_json::from_value::<Node>(self.node.clone()).unwrap())
     }
 
+    pub fn gpu_facts(&self) -> Option<GpuNodeFacts> {
+        self.gpu_node.clone().map(GpuNodeFacts::of)
+    }
+
     pub fn plan(&self, policies: &[GpuNodePolicy]) -> NodePlan {
         plan_node(
             &PolicySet::new(policies),
-            NodeContext::new(&self.facts(), self.gpu_node.as_ref(), self.now),
+            NodeContext::new(&self.facts(), self.gpu_facts().as_ref(), self.now),
         )
     }
 
@@ -70,7 +74,7 @@ impl World {
     /// Carries out the plan with a set of policies.
     pub fn converge_with(&mut self, set: &PolicySet) -> NodePlan {
         let facts = self.facts();
-        let plan = plan_node(set, NodeContext::new(&facts, self.gpu_node.as_ref(), self.now));
+        let plan = plan_node(set, NodeContext::new(&facts, self.gpu_facts().as_ref(), self.now));
         if let Some(patch) = &plan.status_patch {
             json_patch::patch(&mut self.node, patch).expect("a patch of the planner applies");
         }

@@ -1,5 +1,5 @@
 use super::*;
-use gpunode_crds::{GpuNodeSpec, Vgpu};
+use gpunode_crds::{GpuNode, GpuNodeSpec, Reason, Vgpu};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use serde_json::json;
 
@@ -20,6 +20,10 @@ fn of(gpus: Vec<GpuDevice>) -> GpuNodeStatus {
         gpus,
         ..GpuNodeStatus::default()
     }
+}
+
+fn reported_labels(gpu_node: &GpuNode, owned: &BTreeMap<String, String>) -> NodeFactLabels {
+    gpu_labels(Some(&GpuNodeFacts::of(gpu_node.clone())), owned)
 }
 
 fn value(status: &GpuNodeStatus, key: &str) -> Option<String> {
@@ -223,11 +227,11 @@ fn labels_stay_until_an_agent_that_starts_or_awaits_its_driver_knows_what_is_sha
             conditions: vec![condition(reason)],
             ..of(vec![gpu(0, "a")])
         });
-        assert_eq!(gpu_labels(Some(&gpu_node), &owned).labels, kept, "{reason:?}");
+        assert_eq!(reported_labels(&gpu_node, &owned).labels, kept, "{reason:?}");
     }
     gpu_node.status = Some(of(vec![gpu(0, "a")]));
     assert_eq!(
-        gpu_labels(Some(&gpu_node), &owned).labels["nvidia.com/gpu.replicas"],
+        reported_labels(&gpu_node, &owned).labels["nvidia.com/gpu.replicas"],
         "1"
     );
     assert_eq!(gpu_labels(None, &owned).labels, kept);
@@ -243,10 +247,10 @@ fn labels_stay_while_no_gpu_answers() {
     let mut gpu_node = GpuNode::new("n", GpuNodeSpec::default());
     gpu_node.status = Some(of(vec![missing.clone()]));
     let owned = BTreeMap::from([("nvidia.com/gpu.product".to_owned(), "Tesla-T4-SHARED".to_owned())]);
-    assert_eq!(gpu_labels(Some(&gpu_node), &owned).labels, owned);
+    assert_eq!(reported_labels(&gpu_node, &owned).labels, owned);
     gpu_node.status = Some(of(vec![missing, gpu(1, "Tesla-T4")]));
     assert_eq!(
-        gpu_labels(Some(&gpu_node), &owned).labels["nvidia.com/gpu.product"],
+        reported_labels(&gpu_node, &owned).labels["nvidia.com/gpu.product"],
         "Tesla-T4"
     );
 }
@@ -266,7 +270,7 @@ proptest::proptest! {
             mig_strategy: Some(MigStrategy::Mixed),
             ..of(vec![reported, gpu(1, "Tesla-T4")])
         });
-        for (key, value) in gpu_labels(Some(&gpu_node), &BTreeMap::new()).labels {
+        for (key, value) in reported_labels(&gpu_node, &BTreeMap::new()).labels {
             proptest::prop_assert!(is_qualified_name(&key) && is_label_value(&value), "{}={}", key, value);
         }
     }
@@ -279,7 +283,7 @@ fn facts_that_do_not_fit_are_written_in_label_form_and_named() {
         machine: Some("-bad-".to_owned()),
         ..of(vec![gpu(0, "a/b/c"), gpu(1, "///")])
     });
-    let NodeFactLabels { labels, unfit } = gpu_labels(Some(&gpu_node), &BTreeMap::new());
+    let NodeFactLabels { labels, unfit } = reported_labels(&gpu_node, &BTreeMap::new());
     assert_eq!(labels["nvidia.com/gpu.machine"], "bad");
     assert_eq!(
         (

@@ -1,6 +1,6 @@
 use super::*;
 use crate::{input::context::NodeContext, node::planner::plan_node};
-use gpunode_crds::GpuNodePolicy;
+use gpunode_crds::{GpuNode, GpuNodePolicy};
 use k8s_openapi::api::core::v1::Node;
 use serde_json::{Value, json};
 
@@ -56,8 +56,9 @@ const NOTHING: &str = r#"{"version":1}"#;
 
 fn of(policies: &[GpuNodePolicy], node: &NodeFacts, gpu_node: &GpuNode) -> BTreeMap<PodName, PodEviction> {
     let set = PolicySet::new(policies);
-    let plan = plan_node(&set, NodeContext::new(node, Some(gpu_node), at(1000)));
-    evictions(&set, &plan, node, Some(gpu_node))
+    let gpu_node = GpuNodeFacts::of(gpu_node.clone());
+    let plan = plan_node(&set, NodeContext::new(node, Some(&gpu_node), at(1000)));
+    evictions(&set, &plan, node, Some(&gpu_node))
 }
 
 fn names(evictions: &BTreeMap<PodName, PodEviction>) -> Vec<&str> {
@@ -217,9 +218,8 @@ fn device_of_which_nobody_says_since_when_it_is_broken_costs_nobody_anything() {
 #[test]
 fn only_the_holders_of_broken_devices_are_kept() {
     let (policies, node) = ([policy("p", EVICTS)], facts(&json!({}), NOTHING, "True"));
-    let mut trimmed = gpu_node();
-    retain_holders_of_broken(trimmed.status.as_mut().unwrap());
-    let kept: Vec<_> = trimmed
+    let read = GpuNodeFacts::of(gpu_node());
+    let kept: Vec<_> = read
         .status
         .as_ref()
         .unwrap()
@@ -228,7 +228,7 @@ fn only_the_holders_of_broken_devices_are_kept() {
         .map(|holder| holder.pod.as_str())
         .collect();
     assert_eq!(kept, ["a", "b", "b"]);
-    assert_eq!(names(&of(&policies, &node, &trimmed)), ["a", "b"]);
+    assert_eq!(names(&of(&policies, &node, &gpu_node())), ["a", "b"]);
 }
 
 #[test]

@@ -76,9 +76,9 @@ fn goes(policies: &[(&str, &str)], labels: &Value, owned: &str, reported: Option
     let node = NodeFacts::of(&serde_json::from_value::<Node>(node).unwrap());
     let gpu_node = reported.map(|resource| {
         let resource = json!({"name": resource, "capacity": 1, "allocatable": 0, "registered": false});
-        serde_json::from_value::<GpuNode>(json!({"apiVersion": "gpunode.dev/v1alpha1", "kind": "GpuNode",
-            "metadata": {"name": "n"}, "spec": {}, "status": {"resources": [resource]}}))
-        .unwrap()
+        let gpu_node = json!({"apiVersion": "gpunode.dev/v1alpha1", "kind": "GpuNode",
+            "metadata": {"name": "n"}, "spec": {}, "status": {"resources": [resource]}});
+        GpuNodeFacts::of(serde_json::from_value(gpu_node).unwrap())
     });
     let plan = plan_node(&set, NodeContext::new(&node, gpu_node.as_ref(), Timestamp::UNIX_EPOCH));
     kept(pod).unwrap().should_delete(&set, &plan, &node, gpu_node.as_ref())
