@@ -52,9 +52,9 @@ use crate::{
 };
 use gpunode_crds::{ConditionType, GpuNodePolicy, NodeCounts, Reason};
 use gpunode_plan::{
-    AgentPodSettings, DISCOVERY_NAME, GpuNodeFacts, NodeDrain, NodeFacts, NodePlan, PodEviction, PolicyTally, RejectedPod,
-    RolloutPermit, policies_delete_rejected_pods, policy_daemonset_name, policy_missing, policy_status, removal_paced,
-    runs_discovery,
+    AgentPodSettings, DISCOVERY_NAME, GpuNodeFacts, NodeDrain, NodeFacts, NodePlan, PodEviction, PolicyTally,
+    RejectedPod, RolloutPermit, policies_delete_rejected_pods, policy_daemonset_name, policy_missing, policy_status,
+    removal_paced, runs_discovery,
 };
 use jiff::Timestamp;
 use std::collections::{BTreeMap, BTreeSet, HashMap};

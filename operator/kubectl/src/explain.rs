@@ -12,7 +12,7 @@ use crate::{
     output,
     snapshot::{ClusterSnapshot, DECISIVE_KINDS},
 };
-use gpunode_plan::{Explanation, NodeContext, NodeFacts, explain};
+use gpunode_plan::{Explanation, GpuNodeFacts, NodeContext, NodeFacts, explain};
 use jiff::Timestamp;
 use kube::ResourceExt;
 use serde::Serialize;
@@ -46,9 +46,10 @@ pub async fn run(args: &ExplainArgs) -> anyhow::Result<ExitCode> {
         .iter()
         .find(|gpu_node| gpu_node.name_any() == args.node);
     let policies = snapshot.policy_set(&snapshot.policies);
+    let facts = gpu_node.cloned().map(GpuNodeFacts::of);
     let explanation = explain(
         &policies,
-        NodeContext::new(&NodeFacts::of(node), gpu_node, Timestamp::now()),
+        NodeContext::new(&NodeFacts::of(node), facts.as_ref(), Timestamp::now()),
     );
     let config = gpu_node.and_then(|gpu_node| gpu_node.spec.config.as_ref());
     let answer = ExplainOutput {

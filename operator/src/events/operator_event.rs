@@ -52,7 +52,9 @@ impl OperatorEvent {
     pub fn of_annotation(node: &str, before: &[Condition], after: Option<&ConditionsChange>) -> Option<Self> {
         let of = ConditionType::RecoveredAnnotation;
         let condition = of.find(&after?.conditions)?;
-        let is_known = of.find(before).is_some_and(|before| before.message == condition.message);
+        let is_known = of
+            .find(before)
+            .is_some_and(|before| before.message == condition.message);
         (!is_known).then(|| Self {
             // As kubelets do: `kubectl describe node` looks for events under the name.
             about: ObjectReference {
@@ -202,11 +204,8 @@ mod tests {
             conditions: vec![condition("yesterday is no time")],
         };
         let event = |before: Option<&str>, after| {
-            let status = GpuNodeStatus {
-                conditions: before.map(condition).into_iter().collect(),
-                ..GpuNodeStatus::default()
-            };
-            OperatorEvent::of_annotation("n", Some(&status), after)
+            let before: Vec<_> = before.map(condition).into_iter().collect();
+            OperatorEvent::of_annotation("n", &before, after)
         };
         let sent = event(None, Some(&after)).unwrap();
         assert_eq!(

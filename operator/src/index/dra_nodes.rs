@@ -3,7 +3,7 @@
 
 use crate::index::cache::{ObjectCache, Versioned, WatchUpdate};
 use gpunode_crds::ConditionType;
-use gpunode_plan::NodeFacts;
+use gpunode_plan::{GpuNodeFacts, NodeFacts};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use std::collections::{BTreeSet, HashMap};

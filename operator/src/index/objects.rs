@@ -7,9 +7,9 @@ use crate::index::{
 };
 use gpunode_crds::{ConditionType, GpuNodePolicy, GpuNodePolicyStatus, PolicyMode};
 use gpunode_plan::{
-    AgentImages, Deselections, GpuNodeChange, GpuNodeFacts, NodeContext, NodeDrain, NodeFacts, NodeHold, NodePlan, PodEviction,
-    PodName, Policy, PolicyRemovals, PolicySet, RejectedPod, RolloutPermit, evictions, find_deselections, gpu_mismatch,
-    missing_owner, plan_node_with_permit,
+    AgentImages, Deselections, GpuNodeChange, GpuNodeFacts, NodeContext, NodeDrain, NodeFacts, NodeHold, NodePlan,
+    PodEviction, PodName, Policy, PolicyRemovals, PolicySet, RejectedPod, RolloutPermit, evictions, find_deselections,
+    gpu_mismatch, missing_owner, plan_node_with_permit,
 };
 use jiff::Timestamp;
 use kube::ResourceExt;

@@ -4,7 +4,7 @@ use crate::index::{
     daemonsets::ALWAYS,
     watched_policy::{UnreadablePolicy, WatchedPolicy},
 };
-use gpunode_crds::Reason;
+use gpunode_crds::{GpuNode, GpuNodeSpec, Reason};
 use gpunode_plan::{AgentImages, DISCOVERY_NAME, GpuNodeChange, HostPaths, MPS_NAME, Taint};
 use jiff::SignedDuration;
 use k8s_openapi::{
@@ -18,6 +18,7 @@ use k8s_openapi::{
     },
 };
 use serde_json::json;
+use std::sync::Arc;
 
 mod absences;
 mod dra;
@@ -142,7 +143,7 @@ impl Scene {
         let mut node =
             json!({"metadata": {"name": name, "uid": name, "labels": facts.labels.to_map(), "annotations": {}}});
         node["status"]["conditions"] = json!([{"type": "Ready", "status": if facts.ready { "True" } else { "False" }}]);
-        if let Some(owned) = &facts.owned {
+        if let Some(owned) = facts.owned.as_deref() {
             node["metadata"]["annotations"]["gpunode.dev/owned"] = json!(owned);
         }
         let taint = |taint: &Taint| json!({"key": taint.id.key, "effect": taint.id.effect, "value": taint.value});
@@ -207,6 +208,14 @@ fn node(name: &str) -> WorkKey {
     WorkKey::Node(name.to_owned())
 }
 
+/// Gives a `GpuNode` a status.
+fn set_status(gpu_node: &mut GpuNodeFacts, status: serde_json::Value) {
+    let mut reported = GpuNode::new("n", GpuNodeSpec::default());
+    reported.status = Some(serde_json::from_value(status).unwrap());
+    let reported = GpuNodeFacts::of(reported);
+    (gpu_node.conditions, gpu_node.status) = (reported.conditions, reported.status);
+}
+
 fn status(name: &str) -> WorkKey {
     WorkKey::PolicyStatus(name.to_owned())
 }
@@ -219,7 +228,7 @@ fn nothing_is_planned_before_every_cache_has_synced() {
     let mut scene = Scene::not_synced();
     let owned = scene.facts("a", &json!({"x": "y"}));
     let owned = NodeFacts {
-        owned: Some(r#"{"version":1,"labels":{"x":"y"}}"#.to_owned()),
+        owned: Some(r#"{"version":1,"labels":{"x":"y"}}"#.into()),
         annotated: true,
         ..owned
     };
@@ -594,7 +603,8 @@ fn governed_node_gets_its_configuration_once() {
         panic!()
     };
     gpu_node.metadata.resource_version = Some(scene.next_version());
-    scene.written(WrittenObject::GpuNode(gpu_node, WriteKind::Create));
+    let created = Box::new(GpuNodeFacts::of(*gpu_node));
+    scene.written(WrittenObject::GpuNode(created, WriteKind::Create));
     assert_eq!(scene.node_write("n").unwrap().gpu_node, GpuNodeChange::None);
 }
 
@@ -613,7 +623,7 @@ fn node_whose_gpus_change_is_planned_again_and_an_event_says_why_it_leaves_a_pol
         let gpus: Vec<_> = (0..count).map(gpu).collect();
         let gpu_node = json!({"apiVersion": "gpunode.dev/v1alpha1", "kind": "GpuNode",
             "metadata": {"name": "n", "resourceVersion": version}, "spec": {}, "status": {"gpus": gpus}});
-        let gpu_node: GpuNode = serde_json::from_value(gpu_node).unwrap();
+        let gpu_node = GpuNodeFacts::of(serde_json::from_value(gpu_node).unwrap());
         scene.apply(IndexMessage::GpuNodes(WatchUpdate::applied(gpu_node)));
         assert!(scene.queued().contains(&&node("n")));
         let told: Vec<_> = scene

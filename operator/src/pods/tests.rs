@@ -14,7 +14,7 @@ use crate::{
     work_queue::{WorkQueue, WorkResult},
 };
 use gpunode_crds::{GpuNode, GpuNodePolicy};
-use gpunode_plan::{AgentImages, AgentPodSettings, HostPaths, NodeFacts, PodName};
+use gpunode_plan::{AgentImages, AgentPodSettings, GpuNodeFacts, HostPaths, NodeFacts, PodName};
 use http::{Method, Request, Response};
 use http_body::Body as _;
 use k8s_openapi::api::core::v1::Node;
@@ -100,7 +100,7 @@ impl Scene {
         for message in [
             IndexMessage::list(IndexMessage::Policies, vec![policy.into()]),
             IndexMessage::list(IndexMessage::Nodes, vec![node]),
-            IndexMessage::list(IndexMessage::GpuNodes, vec![gpu_node]),
+            IndexMessage::list(IndexMessage::GpuNodes, vec![GpuNodeFacts::of(gpu_node)]),
             IndexMessage::list(IndexMessage::DaemonSets, vec![]),
         ]
         .into_iter()

@@ -4,11 +4,11 @@ use crate::{
     index::{cache::WriteKind, message::WrittenObject},
     lenient::Lenient,
     metrics::WorkKind,
+    watched::Watched,
     write::{
         cluster_writer::{ClusterWriter, patch_params, post_params},
         error::WriteError,
     },
-    watched::Watched,
 };
 use gpunode_crds::{ConfigurationStep, GpuNode, OPERATOR_FIELD_MANAGER};
 use gpunode_plan::{ConditionsChange, GpuNodeChange, GpuNodeFacts};

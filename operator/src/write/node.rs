@@ -3,6 +3,7 @@
 use crate::{
     index::{message::WrittenObject, work::NodeWrite},
     metrics::WorkKind,
+    watched::Watched,
     write::{
         cluster_writer::{ClusterWriter, patch_params},
         error::WriteError,
@@ -10,7 +11,6 @@ use crate::{
         rejected_patch::RejectedPatch,
         results::ResultSlot,
     },
-    watched::Watched,
 };
 use gpunode_plan::GpuNodeChange;
 use json_patch::Patch as JsonPatch;

@@ -12,7 +12,7 @@ use crate::{
     metrics::OperatorMetrics,
 };
 use gpunode_crds::{GpuNode, GpuNodePolicy};
-use gpunode_plan::{AgentImages, AgentPodSettings, HostPaths, NodeFacts};
+use gpunode_plan::{AgentImages, AgentPodSettings, GpuNodeFacts, HostPaths, NodeFacts};
 use http::{Method, Request, Response};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
@@ -51,7 +51,10 @@ impl Scene {
         for message in [
             IndexMessage::list(IndexMessage::Policies, policies.into_iter().map(Into::into).collect()),
             IndexMessage::list(IndexMessage::Nodes, vec![node]),
-            IndexMessage::list(IndexMessage::GpuNodes, gpu_nodes),
+            IndexMessage::list(
+                IndexMessage::GpuNodes,
+                gpu_nodes.into_iter().map(GpuNodeFacts::of).collect(),
+            ),
             IndexMessage::list(IndexMessage::DaemonSets, vec![]),
         ]
         .into_iter()

@@ -198,7 +198,7 @@ fn state(entry: &ExplanationEntry, policies: &[PolicyMatch]) -> TableCell {
 mod tests {
     use super::*;
     use gpunode_crds::GpuNodePolicy;
-    use gpunode_plan::{NodeContext, NodeFacts, PolicySet, explain};
+    use gpunode_plan::{GpuNodeFacts, NodeContext, NodeFacts, PolicySet, explain};
     use jiff::Timestamp;
     use serde_json::json;
 
@@ -332,7 +332,7 @@ mod tests {
             json!({"index": 0, "uuid": "GPU-0", "product": "Tesla-T4", "memoryMiB": 15360, "computeCapability": "7.5"});
         let gpu_node = json!({"apiVersion": "gpunode.dev/v1alpha1", "kind": "GpuNode", "metadata": {"name": "n1"}, "spec": {},
             "status": {"gpus": [gpu]}});
-        let gpu_node = serde_json::from_value(gpu_node).expect("a GpuNode");
+        let gpu_node = GpuNodeFacts::of(serde_json::from_value(gpu_node).expect("a GpuNode"));
         let node = json!({"metadata": {"name": "n1", "uid": "u", "resourceVersion": "1"}, "spec": {}});
         let facts = NodeFacts::of(&serde_json::from_value(node).expect("a node"));
         let explained = explain(

@@ -12,7 +12,7 @@ use crate::{
     snapshot::{ClusterSnapshot, KnownPods},
 };
 use gpunode_crds::{GpuNode, GpuNodePolicy, PolicyMode};
-use gpunode_plan::{NearestNode, NodeFacts, nearest_node};
+use gpunode_plan::{GpuNodeFacts, NearestNode, NodeFacts, nearest_node};
 use jiff::Timestamp;
 use kube::ResourceExt;
 use serde::Serialize;
@@ -113,10 +113,11 @@ impl ClusterPlan {
         let all = nodes.len();
         nodes.retain(|node| !node.changes.is_empty() || !node.obstacles.is_empty());
         nodes.sort_by(|a, b| a.name.cmp(&b.name));
-        let facts: Vec<(NodeFacts, Option<&GpuNode>)> = if applied.keys().all(|name| matched.contains_key(name)) {
+        let facts: Vec<(NodeFacts, Option<GpuNodeFacts>)> = if applied.keys().all(|name| matched.contains_key(name)) {
             Vec::new()
         } else {
-            let of = |node| (NodeFacts::of(node), gpu_nodes.get(&node.name_any()).copied());
+            let gpu_node = |node: &Node| Some((*gpu_nodes.get(&node.name_any())?).clone());
+            let of = |node| (NodeFacts::of(node), gpu_node(node).map(GpuNodeFacts::of));
             let mut facts: Vec<_> = cluster.nodes.iter().map(of).collect();
             facts.sort_by(|(a, _), (b, _)| a.name.cmp(&b.name));
             facts
@@ -132,7 +133,7 @@ impl ClusterPlan {
             nearest: nearest_node(
                 &next,
                 &policy.name_any(),
-                facts.iter().map(|(node, gpu_node)| (node, *gpu_node)),
+                facts.iter().map(|(node, gpu_node)| (node, gpu_node.as_ref())),
             ),
             preview: policy.spec.mode() == PolicyMode::Preview,
             refusal: next.get(&policy.name_any()).and_then(|policy| policy.refusal.clone()),

@@ -5,7 +5,9 @@ use crate::configuration;
 use anyhow::Context;
 use gpunode_config::AgentConfig;
 use gpunode_crds::{GpuNode, SERVED_BY_DRA};
-use gpunode_plan::{GpuNodeChange, NodeContext, NodeFacts, NodePlan, PolicySet, RolloutPermit, plan_node_with_permit};
+use gpunode_plan::{
+    GpuNodeChange, GpuNodeFacts, NodeContext, NodeFacts, NodePlan, PolicySet, RolloutPermit, plan_node_with_permit,
+};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
@@ -60,8 +62,8 @@ impl SimulatedNode {
     /// When the planner's own patch does not fit the node, which is a fault of this program.
     pub fn carried_out(&self, policies: &PolicySet, now: Timestamp) -> anyhow::Result<Self> {
         let facts = NodeFacts::of(&self.node);
-        let plan =
-            |permit| plan_node_with_permit(permit, policies, NodeContext::new(&facts, self.gpu_node.as_ref(), now));
+        let gpu_facts = self.gpu_node.clone().map(GpuNodeFacts::of);
+        let plan = |permit| plan_node_with_permit(permit, policies, NodeContext::new(&facts, gpu_facts.as_ref(), now));
         let at_once = patched(&self.node, &plan(RolloutPermit::Granted))?;
         let plan = plan(RolloutPermit::Simulated);
         let node = patched(&self.node, &plan)?;

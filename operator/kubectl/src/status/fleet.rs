@@ -81,7 +81,8 @@ impl FleetSummary {
             let reported = nodes.is_forbidden().then(|| reported_node(gpu_node));
             let there = by_name.get(&name).copied();
             let node = there.or(reported.as_ref());
-            let is_outdated = there.is_some_and(|node| !NodeFacts::of(node).owns(gpu_node));
+            let owners = gpu_node.metadata.owner_references.as_deref().unwrap_or_default();
+            let is_outdated = there.is_some_and(|node| !NodeFacts::of(node).owns(owners));
             let gpu_node = if is_outdated {
                 Cow::Owned(without_report(gpu_node))
             } else {

@@ -3,7 +3,8 @@
 
 use gpunode_crds::GpuNode;
 use gpunode_plan::{
-    NearestNode, NodeContext, NodeFacts, PolicySet, RolloutPermit, RolloutStage, nearest_node, plan_node_with_permit,
+    GpuNodeFacts, NearestNode, NodeContext, NodeFacts, PolicySet, RolloutPermit, RolloutStage, nearest_node,
+    plan_node_with_permit,
 };
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
@@ -72,13 +73,18 @@ pub struct PolicyReach {
 /// Plans every node and collects the progress of each policy.
 pub fn planned(set: &PolicySet, nodes: &[Node], gpu_nodes: &[GpuNode], now: Timestamp) -> PolicyReach {
     let gpu_nodes: BTreeMap<String, &GpuNode> = gpu_nodes.iter().map(|it| (it.name_any(), it)).collect();
-    let facts = |node: &Node| (NodeFacts::of(node), gpu_nodes.get(&node.name_any()).copied());
-    let mut nodes: Vec<(NodeFacts, Option<&GpuNode>)> = nodes.iter().map(facts).collect();
+    let gpu_node = |node: &Node| Some((*gpu_nodes.get(&node.name_any())?).clone());
+    let facts = |node: &Node| (NodeFacts::of(node), gpu_node(node).map(GpuNodeFacts::of));
+    let mut nodes: Vec<(NodeFacts, Option<GpuNodeFacts>)> = nodes.iter().map(facts).collect();
     nodes.sort_by(|(a, _), (b, _)| a.name.cmp(&b.name));
     let mut rollouts = BTreeMap::<String, RolloutSummary>::new();
     let mut matched = BTreeSet::new();
     for (node, gpu_node) in &nodes {
-        let plan = plan_node_with_permit(RolloutPermit::Withheld, set, NodeContext::new(node, *gpu_node, now));
+        let plan = plan_node_with_permit(
+            RolloutPermit::Withheld,
+            set,
+            NodeContext::new(node, gpu_node.as_ref(), now),
+        );
         matched.extend(plan.outcomes.into_keys());
         if let Some((policy, stage)) = plan
             .governing
@@ -93,7 +99,7 @@ pub fn planned(set: &PolicySet, nodes: &[Node], gpu_nodes: &[GpuNode], now: Time
     }
     let unmatched = set.iter().filter(|policy| !matched.contains(&policy.name));
     let nearest = unmatched.filter_map(|policy| {
-        let nodes = nodes.iter().map(|(node, gpu_node)| (node, *gpu_node));
+        let nodes = nodes.iter().map(|(node, gpu_node)| (node, gpu_node.as_ref()));
         Some((policy.name.clone(), nearest_node(set, &policy.name, nodes)?))
     });
     PolicyReach {

@@ -1,14 +1,14 @@
 //! `GpuNode` objects that somebody deletes, and clusters without any.
 
 use super::*;
-use gpunode_crds::{Agent, GpuDevice, GpuNodeSpec, GpuNodeStatus};
+use gpunode_crds::{Agent, GpuDevice, GpuNodeStatus};
 
 fn at(second: i64) -> Timestamp {
     Timestamp::from_second(second).unwrap()
 }
 
 /// A node whose agent reports a GPU, and its `GpuNode`.
-fn reported() -> (Scene, GpuNode) {
+fn reported() -> (Scene, GpuNodeFacts) {
     let mut scene = Scene::synced();
     scene.set_node("n", &json!({}));
     let mut gpu_node = GpuNode::new("n", GpuNodeSpec::default());
@@ -23,6 +23,7 @@ fn reported() -> (Scene, GpuNode) {
         gpus: vec![gpu],
         ..GpuNodeStatus::default()
     });
+    let gpu_node = GpuNodeFacts::of(gpu_node);
     scene.apply(IndexMessage::GpuNodes(WatchUpdate::applied(gpu_node.clone())));
     (scene, gpu_node)
 }
@@ -39,7 +40,7 @@ fn fact_labels_of_a_deleted_gpu_node_go_after_a_minute_unless_it_is_back() {
         let deletion = IndexMessage::GpuNodes(WatchUpdate::Deleted(deleted(&gpu_node)));
         scene.apply_at(at(100), deletion);
         if is_back {
-            gpu_node.metadata.resource_version = Some(scene.next_version());
+            gpu_node.resource_version = scene.next_version();
             let update = IndexMessage::GpuNodes(WatchUpdate::applied(gpu_node));
             scene.apply_at(at(130), update);
         }

@@ -25,8 +25,8 @@ fn set_ready(scene: &mut Scene, name: &str, status: &str, since: Timestamp) {
 fn set_driver(scene: &mut Scene, name: &str, status: &str, since: Timestamp) {
     let mut gpu_node = (**scene.index.objects.gpu_nodes.get(name).unwrap()).clone();
     let condition = json!({"type": "DriverAvailable", "status": status, "reason": "x", "message": "", "lastTransitionTime": since.to_string()});
-    gpu_node.status = Some(serde_json::from_value(json!({"conditions": [condition]})).unwrap());
-    gpu_node.metadata.resource_version = Some(scene.next_version());
+    set_status(&mut gpu_node, json!({"conditions": [condition]}));
+    gpu_node.resource_version = scene.next_version();
     scene.apply_at(since, IndexMessage::GpuNodes(WatchUpdate::applied(gpu_node)));
 }
 
@@ -39,7 +39,7 @@ fn scene() -> Scene {
         let object = json!({"apiVersion": "gpunode.dev/v1alpha1", "kind": "GpuNode", "spec": {},
             "metadata": {"name": name, "uid": format!("g-{name}"), "resourceVersion": version,
                 "ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": name, "uid": name}]}});
-        let gpu_node: GpuNode = serde_json::from_value(object).unwrap();
+        let gpu_node = GpuNodeFacts::of(serde_json::from_value(object).unwrap());
         scene.apply(IndexMessage::GpuNodes(WatchUpdate::applied(gpu_node)));
     }
     scene
@@ -57,8 +57,8 @@ fn request(scene: &mut Scene, now: Timestamp, node: &str) -> Option<bool> {
 /// Stores in the `GpuNode` whether the driver serves the GPUs.
 fn store(scene: &mut Scene, node: &str, served_by_dra: bool) {
     let mut gpu_node = (**scene.index.objects.gpu_nodes.get(node).unwrap()).clone();
-    gpu_node.spec.served_by_dra = served_by_dra;
-    gpu_node.metadata.resource_version = Some(scene.next_version());
+    Arc::make_mut(&mut gpu_node.spec).served_by_dra = served_by_dra;
+    gpu_node.resource_version = scene.next_version();
     scene.written(WrittenObject::GpuNode(Box::new(gpu_node), WriteKind::Update));
 }
 

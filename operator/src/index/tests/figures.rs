@@ -89,7 +89,9 @@ impl ConvergedCluster {
         gpu_node.status = Some(serde_json::from_value(status).unwrap());
         gpu_node.metadata.resource_version = Some(self.scene.next_version());
         self.scene
-            .apply(IndexMessage::GpuNodes(WatchUpdate::applied(*gpu_node)));
+            .apply(IndexMessage::GpuNodes(WatchUpdate::applied(GpuNodeFacts::of(
+                *gpu_node,
+            ))));
         self.update(&mut node);
         // The fact labels come once the agent has reported the GPUs.
         let facts = self.scene.node_write(&name).unwrap();

@@ -109,7 +109,7 @@ fn policy_that_is_missing_from_a_list_has_a_minute_to_come_back() {
 fn policy_that_is_missing_from_the_first_list_has_a_minute_to_come_back() {
     let mut scene = Scene::not_synced();
     let owned = NodeFacts {
-        owned: Some(r#"{"version":1,"labels":{"x":"y"},"policies":["p"]}"#.to_owned()),
+        owned: Some(r#"{"version":1,"labels":{"x":"y"},"policies":["p"]}"#.into()),
         annotated: true,
         ..scene.facts("a", &json!({"x": "y"}))
     };
@@ -258,7 +258,8 @@ fn what_another_policy_wants_waits_while_a_missing_policy_may_come_back() {
         panic!()
     };
     gpu_node.metadata.resource_version = Some(scene.next_version());
-    scene.written(WrittenObject::GpuNode(gpu_node, WriteKind::Create));
+    let created = Box::new(GpuNodeFacts::of(*gpu_node));
+    scene.written(WrittenObject::GpuNode(created, WriteKind::Create));
     scene.patch_node("n", &write.patch.unwrap());
     scene.set_policy("base", base);
     assert_eq!(patch_at(&mut scene, 0), None);

@@ -59,13 +59,14 @@ impl Scene {
         let is_given = change.gives_configuration();
         let known = self.index.objects.gpu_nodes.get(name).map(|known| (**known).clone());
         let (mut gpu_node, write) = match (change, known) {
-            (GpuNodeChange::Create(gpu_node), _) => (*gpu_node, WriteKind::Create),
+            (GpuNodeChange::Create(gpu_node), _) => (GpuNodeFacts::of(*gpu_node), WriteKind::Create),
             (GpuNodeChange::Configure { config, step, .. }, Some(mut gpu_node)) => {
-                (gpu_node.spec.config, gpu_node.spec.step) = (config, step);
+                let spec = Arc::make_mut(&mut gpu_node.spec);
+                (spec.config, spec.step) = (config, step);
                 (gpu_node, WriteKind::Update)
             }
             (GpuNodeChange::Step { step, .. }, Some(mut gpu_node)) => {
-                gpu_node.spec.step = step;
+                Arc::make_mut(&mut gpu_node.spec).step = step;
                 (gpu_node, WriteKind::Update)
             }
             (
@@ -77,13 +78,13 @@ impl Scene {
                 },
                 Some(mut gpu_node),
             ) => {
-                let spec = &mut gpu_node.spec;
+                let spec = Arc::make_mut(&mut gpu_node.spec);
                 (spec.release, spec.served_by_dra, spec.recovered) = (release, served_by_dra, recovered);
                 (gpu_node, WriteKind::Update)
             }
             _ => return false,
         };
-        gpu_node.metadata.resource_version = Some(self.next_version());
+        gpu_node.resource_version = self.next_version();
         self.written(WrittenObject::GpuNode(Box::new(gpu_node), write));
         is_given
     }
@@ -102,8 +103,8 @@ impl Scene {
             "conditions": [{"type": "Ready", "status": "True", "reason": "Registered", "message": "m",
                 "lastTransitionTime": "1970-01-01T00:00:00Z"}],
         });
-        gpu_node.status = Some(serde_json::from_value(status).unwrap());
-        gpu_node.metadata.resource_version = Some(self.next_version());
+        set_status(&mut gpu_node, status);
+        gpu_node.resource_version = self.next_version();
         self.apply(IndexMessage::GpuNodes(WatchUpdate::applied(gpu_node)));
     }
 
@@ -308,9 +309,9 @@ fn agents_that_do_not_know_a_new_field_are_replaced_at_the_pace_of_the_policy() 
     scene.write_daemonset(&name, |_| {});
     for node in NODES {
         let mut gpu_node = (**scene.index.objects.gpu_nodes.get(node).unwrap()).clone();
-        let agent = gpu_node.status.as_mut().and_then(|status| status.agent.as_mut());
-        agent.unwrap().config_fields = vec!["another".to_owned()];
-        gpu_node.metadata.resource_version = Some(scene.next_version());
+        let status = Arc::make_mut(gpu_node.status.as_mut().unwrap());
+        status.agent.as_mut().unwrap().config_fields = vec!["another".to_owned()];
+        gpu_node.resource_version = scene.next_version();
         scene.apply(IndexMessage::GpuNodes(WatchUpdate::applied(gpu_node)));
     }
     scene.set_policy("p", &spec(true, "{maxUnavailable: 1}"));
