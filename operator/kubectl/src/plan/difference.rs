@@ -116,8 +116,11 @@ impl ClusterPlan {
         let facts: Vec<(NodeFacts, Option<GpuNodeFacts>)> = if applied.keys().all(|name| matched.contains_key(name)) {
             Vec::new()
         } else {
-            let gpu_node = |node: &Node| Some((*gpu_nodes.get(&node.name_any())?).clone());
-            let of = |node| (NodeFacts::of(node), gpu_node(node).map(GpuNodeFacts::of));
+            let of = |node| {
+                let facts = NodeFacts::of(node);
+                let gpu_node = gpu_nodes.get(&facts.name).copied().cloned();
+                (facts, gpu_node.map(GpuNodeFacts::of))
+            };
             let mut facts: Vec<_> = cluster.nodes.iter().map(of).collect();
             facts.sort_by(|(a, _), (b, _)| a.name.cmp(&b.name));
             facts

@@ -73,8 +73,11 @@ pub struct PolicyReach {
 /// Plans every node and collects the progress of each policy.
 pub fn planned(set: &PolicySet, nodes: &[Node], gpu_nodes: &[GpuNode], now: Timestamp) -> PolicyReach {
     let gpu_nodes: BTreeMap<String, &GpuNode> = gpu_nodes.iter().map(|it| (it.name_any(), it)).collect();
-    let gpu_node = |node: &Node| Some((*gpu_nodes.get(&node.name_any())?).clone());
-    let facts = |node: &Node| (NodeFacts::of(node), gpu_node(node).map(GpuNodeFacts::of));
+    let facts = |node: &Node| {
+        let facts = NodeFacts::of(node);
+        let gpu_node = gpu_nodes.get(&facts.name).copied().cloned();
+        (facts, gpu_node.map(GpuNodeFacts::of))
+    };
     let mut nodes: Vec<(NodeFacts, Option<GpuNodeFacts>)> = nodes.iter().map(facts).collect();
     nodes.sort_by(|(a, _), (b, _)| a.name.cmp(&b.name));
     let mut rollouts = BTreeMap::<String, RolloutSummary>::new();
