@@ -1,16 +1,25 @@
 //! The outcome of each policy on each node, and the sums by policy.
 
 use gpunode_crds::Reason;
-use gpunode_plan::{PolicyNodeStatus, PolicyOutcome, PolicyRollout, PolicyTally, RolloutStage};
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use gpunode_plan::{PolicyNodeStatus, PolicyOutcome, PolicyRollout, PolicyTally, RolloutStage, interned_text};
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    sync::Arc,
+};
 
 /// Status of each policy on one node, by name of the policy.
 pub type PolicyNodeStatuses = BTreeMap<String, PolicyNodeStatus>;
 
+/// Name of a policy and its status on one node, each shared with other nodes that have the same.
+type KeptStatus = (Arc<str>, Arc<PolicyNodeStatus>);
+
 /// Outcomes by node, and sums by policy.
 #[derive(Debug, Default)]
 pub struct OutcomeIndex {
-    nodes: HashMap<String, PolicyNodeStatuses>,
+    /// The statuses of a node take no more memory than they need.
+    nodes: HashMap<String, Box<[KeptStatus]>>,
+    /// Statuses without texts, which most nodes have: there are few different ones.
+    plain: Vec<Arc<PolicyNodeStatus>>,
     tallies: HashMap<String, PolicyTally>,
 }
 
@@ -28,13 +37,14 @@ impl OutcomeIndex {
     /// Replaces the outcomes of one node; empty for a deleted node. The work does not grow with the number of nodes.
     pub fn put(&mut self, node: &str, after: PolicyNodeStatuses) -> Vec<OutcomeChange> {
         let before = self.nodes.remove(node).unwrap_or_default();
-        let policies: BTreeSet<_> = before.keys().chain(after.keys()).cloned().collect();
+        let policies = before.iter().map(|(policy, _)| &**policy);
+        let policies: BTreeSet<_> = policies.chain(after.keys().map(String::as_str)).collect();
         let differing = policies
             .into_iter()
-            .filter(|policy| before.get(policy) != after.get(policy));
+            .map(|policy| (policy.to_owned(), status_of(&before, policy), after.get(policy)))
+            .filter(|(_, old, new)| old != new);
         let changes = differing
-            .map(|policy| {
-                let (old, new) = (before.get(&policy), after.get(&policy));
+            .map(|(policy, old, new)| {
                 let tally = self.tallies.entry(policy.clone()).or_default();
                 let (before, after) = (counted(old), counted(new));
                 if let Some(before) = before {
@@ -53,9 +63,35 @@ impl OutcomeIndex {
             })
             .collect();
         if !after.is_empty() {
-            self.nodes.insert(node.to_owned(), after);
+            let kept = self.kept(&before, after);
+            self.nodes.insert(node.to_owned(), kept);
         }
         changes
+    }
+
+    /// Returns statuses as they are kept: those of which a copy is known already share it.
+    fn kept(&mut self, before: &[KeptStatus], after: PolicyNodeStatuses) -> Box<[KeptStatus]> {
+        let kept = after.into_iter().map(|(policy, status)| {
+            let known = before.iter().find(|(known, _)| **known == *policy);
+            let status = match known {
+                Some((_, known)) if **known == status => Arc::clone(known),
+                _ => self.shared(status),
+            };
+            (interned_text(&policy), status)
+        });
+        kept.collect()
+    }
+
+    fn shared(&mut self, status: PolicyNodeStatus) -> Arc<PolicyNodeStatus> {
+        if !is_plain(&status) {
+            return Arc::new(status);
+        }
+        if let Some(known) = self.plain.iter().find(|known| ***known == status) {
+            return Arc::clone(known);
+        }
+        let status = Arc::new(status);
+        self.plain.push(Arc::clone(&status));
+        status
     }
 
     /// Returns the sum of a policy; `None` if it matches no node.
@@ -65,7 +101,7 @@ impl OutcomeIndex {
 
     /// Returns true if a policy counts a node.
     pub fn counts(&self, node: &str, policy: &str) -> bool {
-        let status = self.nodes.get(node).and_then(|statuses| statuses.get(policy));
+        let status = self.nodes.get(node).and_then(|statuses| status_of(statuses, policy));
         counted(status).is_some()
     }
 
@@ -83,11 +119,12 @@ impl OutcomeIndex {
 
     /// Returns the policies with a permit to add taints that evict pods to a node.
     pub fn taint_permits(&self, node: &str) -> BTreeSet<String> {
-        let is_granted = |policy: &&String| {
-            let tally = self.tallies.get(*policy);
+        let is_granted = |policy: &str| {
+            let tally = self.tallies.get(policy);
             tally.is_some_and(|tally| tally.taint_rollout.is_granted(node))
         };
-        self.waiting_for_taints(node).filter(is_granted).cloned().collect()
+        let waiting = self.waiting_for_taints(node);
+        waiting.filter(|policy| is_granted(policy)).map(str::to_owned).collect()
     }
 
     /// Uses these permits: from now on the node counts as written.
@@ -101,7 +138,7 @@ impl OutcomeIndex {
 
     /// Returns the permits of a node after the API server refused the write, and the policies that may grant others.
     pub fn return_taint_permits(&mut self, node: &str) -> Vec<String> {
-        let policies: Vec<String> = self.waiting_for_taints(node).cloned().collect();
+        let policies: Vec<String> = self.waiting_for_taints(node).map(str::to_owned).collect();
         for policy in &policies {
             if let Some(tally) = self.tallies.get_mut(policy) {
                 tally.taint_rollout.return_permit(node);
@@ -110,25 +147,52 @@ impl OutcomeIndex {
         policies
     }
 
-    fn waiting_for_taints(&self, node: &str) -> impl Iterator<Item = &String> {
-        let statuses = self.nodes.get(node).into_iter().flatten();
+    fn waiting_for_taints(&self, node: &str) -> impl Iterator<Item = &str> {
+        let statuses = self.nodes.get(node).into_iter().flat_map(|statuses| statuses.iter());
         let waits = |status: &PolicyNodeStatus| status.taint_stage == Some(RolloutStage::Pending);
         statuses
             .filter(move |(_, status)| waits(status))
-            .map(|(policy, _)| policy)
+            .map(|(policy, _)| &**policy)
     }
 
     /// Returns the rollout that a node is part of, and its policy.
     pub fn rollout_of(&mut self, node: &str) -> Option<(&str, &mut PolicyRollout)> {
         let statuses = self.nodes.get(node)?;
         let (policy, _) = statuses.iter().find(|(_, status)| status.stage.is_some())?;
-        Some((policy, &mut self.tallies.get_mut(policy)?.rollout))
+        Some((policy, &mut self.tallies.get_mut(&**policy)?.rollout))
     }
 
     /// Drops the sums of policies that do not exist.
     pub fn retain(&mut self, exists: impl Fn(&str) -> bool) {
         self.tallies.retain(|policy, _| exists(policy));
     }
+}
+
+/// Returns the status of a policy.
+fn status_of<'a>(statuses: &'a [KeptStatus], policy: &str) -> Option<&'a PolicyNodeStatus> {
+    let (_, status) = statuses.iter().find(|(known, _)| **known == *policy)?;
+    Some(status)
+}
+
+/// Returns true for a status without texts and lists of its own.
+fn is_plain(status: &PolicyNodeStatus) -> bool {
+    let PolicyNodeStatus {
+        outcome,
+        preview,
+        waiting,
+        gpu_refusal,
+        stage,
+        taint_stage,
+        overridden,
+    } = status;
+    let has_text = |stage: Option<&RolloutStage>| matches!(stage, Some(RolloutStage::Stopped(_)));
+    matches!(outcome, None | Some(PolicyOutcome::Ready | PolicyOutcome::Updating))
+        && preview.is_none()
+        && waiting.is_empty()
+        && gpu_refusal.is_none()
+        && overridden.is_none()
+        && !has_text(stage.as_ref())
+        && !has_text(taint_stage.as_ref())
 }
 
 fn counted(status: Option<&PolicyNodeStatus>) -> Option<&PolicyOutcome> {
@@ -196,6 +260,24 @@ mod tests {
         ] {
             assert_eq!(put(&mut all, after.clone()), expected, "{after:?}");
         }
+    }
+
+    #[test]
+    fn nodes_with_the_same_status_share_it() {
+        let mut all = OutcomeIndex::default();
+        let failed = || outcomes(PolicyOutcome::failed(Reason::NodeNotReady, "m"));
+        for node in ["a", "b"] {
+            all.put(node, outcomes(PolicyOutcome::Ready));
+        }
+        assert!(Arc::ptr_eq(&all.nodes["a"][0].1, &all.nodes["b"][0].1));
+        all.put("a", failed());
+        let before = all.nodes["a"][0].1.clone();
+        all.put("a", failed());
+        assert!(
+            Arc::ptr_eq(&before, &all.nodes["a"][0].1),
+            "nothing is made anew that is known"
+        );
+        assert_eq!(all.plain.len(), 1);
     }
 
     #[test]

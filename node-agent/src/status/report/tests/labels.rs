@@ -12,6 +12,7 @@ use crate::{
 };
 use gpunode_crds::{GpuNode, GpuNodeSpec};
 use gpunode_gpu::GpuMode;
+use gpunode_plan::GpuNodeFacts;
 use serde::Deserialize;
 use serde_yaml::Value;
 use std::{
@@ -98,7 +99,7 @@ fn reported(hardware: &Value, document: Option<&str>) -> GpuNodeStatus {
 fn labels(status: GpuNodeStatus) -> BTreeMap<String, String> {
     let mut gpu_node = GpuNode::new("n", GpuNodeSpec::default());
     gpu_node.status = Some(status);
-    gpunode_plan::gpu_labels(Some(&gpu_node), &BTreeMap::new()).labels
+    gpunode_plan::gpu_labels(Some(&GpuNodeFacts::of(gpu_node)), &BTreeMap::new()).labels
 }
 
 fn in_full(labels: &BTreeMap<String, String>) -> BTreeMap<String, String> {
