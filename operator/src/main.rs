@@ -19,6 +19,7 @@
 //! | `admin` | task of the thread `lead`: serves `/livez`, `/readyz` and `/metrics` |
 //! | `metrics` | Prometheus metrics |
 //! | `work_queue` | queue of keys with due times and growing pauses |
+//! | `memory` | task: gives memory back to the machine after a peak |
 //! | `lenient` | parses objects of which a part is malformed |
 //! | `watched` | keeps of an object what planning reads |
 
@@ -28,6 +29,7 @@ mod events;
 mod index;
 mod leader_election;
 mod lenient;
+mod memory;
 mod metrics;
 mod pods;
 mod reconcile;
@@ -45,6 +47,7 @@ use std::process::ExitCode;
 use tokio::runtime::Builder;
 
 fn main() -> ExitCode {
+    memory::set_up();
     let args = OperatorArgs::parse();
     start_log();
     // Two threads, so that planning on one does not delay the watches on the other. The Lease has a thread of its own.

@@ -12,6 +12,7 @@ use crate::{
     events::{EventRecorder, event_channel},
     index::{ClusterIndex, summary::ClusterSummary},
     leader_election::{CacheState, CacheView, LeadershipOwner, LeaseDurations, guarded_client},
+    memory::return_free_memory,
     metrics::OperatorMetrics,
     pods::{DrainWatcher, PodContext, PodEvictor, RejectedPodDeleter},
     reconcile::{IndexOwner, Reconciler, ReconcilerOutputs},
@@ -156,6 +157,7 @@ pub async fn run(args: OperatorArgs) -> Result<()> {
     tasks.spawn(endless("delete rejected pods", deleter.run()));
     tasks.spawn(endless("watch evictions by taints", drain_watcher.run()));
     tasks.spawn(endless("send events", recorder.run()));
+    tasks.spawn(endless("return free memory", return_free_memory()));
     let result = tokio::select! {
         _ = terminate.recv() => Ok(()),
         _ = interrupt.recv() => Ok(()),

@@ -1,0 +1,73 @@
+//! Gives memory back to the machine after a peak. The only unsafe code of the operator.
+//!
+//! Lists and sweeps need more memory for a moment than the caches keep. glibc keeps what is freed for later: in one arena for
+//! each thread, of which only the end can shrink, with holes between what is still in use. So the operator has one arena, which
+//! all threads share (what the watches allocate, the index frees), large buffers outside of it, and a task that returns the holes.
+
+#![allow(unsafe_code, reason = "the allocator's settings are functions of the C library")]
+
+use std::time::Duration;
+use tokio::time::{MissedTickBehavior, interval};
+
+/// Pause between two returns of free memory. A return takes the time of what was freed since the last one.
+const PAUSE: Duration = Duration::from_secs(10);
+
+/// Sets up the allocator. Call it before the first thread starts.
+pub fn set_up() {
+    #[cfg(target_env = "gnu")]
+    glibc::set_up();
+}
+
+/// Returns free memory to the machine from time to time, for as long as the process lives.
+pub async fn return_free_memory() {
+    let mut pauses = interval(PAUSE);
+    // The process may be stopped for a while.
+    pauses.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        pauses.tick().await;
+        #[cfg(target_env = "gnu")]
+        glibc::trim();
+    }
+}
+
+#[cfg(target_env = "gnu")]
+mod glibc {
+    use std::ffi::c_int;
+
+    /// `M_MMAP_THRESHOLD` of malloc.h: size in bytes from which a block has a mapping of its own, which ends with it. Without the
+    /// setting it grows with the largest block that was ever freed.
+    const MMAP_THRESHOLD: c_int = -3;
+    /// `M_ARENA_MAX` of malloc.h: number of arenas.
+    const ARENA_MAX: c_int = -8;
+    /// Bytes of a large block: more than any object of the caches, less than the pages of lists.
+    const LARGE_BLOCK: c_int = 256 * 1024;
+
+    unsafe extern "C" {
+        fn mallopt(parameter: c_int, value: c_int) -> c_int;
+        fn malloc_trim(pad: usize) -> c_int;
+    }
+
+    pub fn set_up() {
+        for (parameter, value) in [(ARENA_MAX, 1), (MMAP_THRESHOLD, LARGE_BLOCK)] {
+            // SAFETY: any pair of numbers is allowed; glibc refuses those that it does not know.
+            unsafe { mallopt(parameter, value) };
+        }
+    }
+
+    pub fn trim() {
+        // SAFETY: takes the lock of each arena and returns only pages without a block in use.
+        unsafe { malloc_trim(0) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::time::timeout;
+
+    #[tokio::test(start_paused = true)]
+    async fn free_memory_is_returned_again_and_again() {
+        set_up();
+        assert!(timeout(3 * PAUSE, return_free_memory()).await.is_err(), "it has no end");
+    }
+}
