@@ -6,16 +6,36 @@
 
 #![allow(unsafe_code, reason = "the allocator's settings are functions of the C library")]
 
-use std::time::Duration;
+use std::{ffi::c_int, time::Duration};
 use tokio::time::{MissedTickBehavior, interval};
 
 /// Pause between two returns of free memory. A return takes the time of what was freed since the last one.
 const PAUSE: Duration = Duration::from_secs(10);
 
+/// Settings by their numbers in malloc.h of glibc.
+const SETTINGS: [(c_int, c_int); 2] = [
+    // M_ARENA_MAX.
+    (-8, 1),
+    // M_MMAP_THRESHOLD: a block of so many bytes has a mapping of its own, which ends with it. Without the setting the number
+    // grows with each larger block that is freed.
+    (-3, 256 * 1024),
+];
+
+#[cfg(target_env = "gnu")]
+unsafe extern "C" {
+    fn mallopt(parameter: c_int, value: c_int) -> c_int;
+    fn malloc_trim(pad: usize) -> c_int;
+}
+
 /// Sets up the allocator. Call it before the first thread starts.
 pub fn set_up() {
-    #[cfg(target_env = "gnu")]
-    glibc::set_up();
+    for (parameter, value) in SETTINGS {
+        // SAFETY: any pair of numbers is allowed; glibc refuses those that it does not know.
+        #[cfg(target_env = "gnu")]
+        unsafe {
+            mallopt(parameter, value)
+        };
+    }
 }
 
 /// Returns free memory to the machine from time to time, for as long as the process lives.
@@ -25,38 +45,11 @@ pub async fn return_free_memory() {
     pauses.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         pauses.tick().await;
+        // SAFETY: returns only pages without a block in use, and holds the allocator's own lock meanwhile.
         #[cfg(target_env = "gnu")]
-        glibc::trim();
-    }
-}
-
-#[cfg(target_env = "gnu")]
-mod glibc {
-    use std::ffi::c_int;
-
-    /// `M_MMAP_THRESHOLD` of malloc.h: size in bytes from which a block has a mapping of its own, which ends with it. Without the
-    /// setting it grows with the largest block that was ever freed.
-    const MMAP_THRESHOLD: c_int = -3;
-    /// `M_ARENA_MAX` of malloc.h: number of arenas.
-    const ARENA_MAX: c_int = -8;
-    /// Bytes of a large block: more than any object of the caches, less than the pages of lists.
-    const LARGE_BLOCK: c_int = 256 * 1024;
-
-    unsafe extern "C" {
-        fn mallopt(parameter: c_int, value: c_int) -> c_int;
-        fn malloc_trim(pad: usize) -> c_int;
-    }
-
-    pub fn set_up() {
-        for (parameter, value) in [(ARENA_MAX, 1), (MMAP_THRESHOLD, LARGE_BLOCK)] {
-            // SAFETY: any pair of numbers is allowed; glibc refuses those that it does not know.
-            unsafe { mallopt(parameter, value) };
-        }
-    }
-
-    pub fn trim() {
-        // SAFETY: takes the lock of each arena and returns only pages without a block in use.
-        unsafe { malloc_trim(0) };
+        unsafe {
+            malloc_trim(0)
+        };
     }
 }
 

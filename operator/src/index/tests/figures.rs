@@ -1,6 +1,7 @@
 //! Figures of `docs/benchmarks.md`; `make bench` prints them.
 
 use super::*;
+use crate::watched::Watched;
 use std::{
     hint::black_box,
     time::{Duration, Instant},
@@ -228,12 +229,13 @@ fn resident_kib() -> usize {
     line.trim().trim_end_matches(" kB").parse().unwrap()
 }
 
-/// A node as a kubelet reports it, with 50 images, 5 conditions and the fields of three managers.
+/// A node as a kubelet reports it, with 40 labels, 50 images, 5 conditions and the fields of three managers.
 fn reported_node(index: usize) -> serde_json::Value {
     let name = format!("gpu-{index:05}");
-    let labels: serde_json::Map<_, _> = (0..24)
+    let mut labels: serde_json::Map<_, _> = (0..39)
         .map(|label| (format!("example.com/label-{label}"), json!("value")))
         .collect();
+    labels.insert("kubernetes.io/hostname".to_owned(), json!(name));
     let image = |image: usize| {
         json!({
             "names": [
@@ -298,31 +300,96 @@ fn reported_node(index: usize) -> serde_json::Value {
     })
 }
 
-/// Each kept object is allocated after it was parsed, as by a watch.
-fn kept<T>(keep: impl Fn(Node) -> T) -> (Vec<std::sync::Arc<T>>, usize) {
+/// The `GpuNode` of such a node as an agent reports it: 8 healthy GPUs with their links, half of them held.
+fn reported_gpu_node(index: usize) -> serde_json::Value {
+    let name = format!("gpu-{index:05}");
+    let uuid = |gpu: usize| format!("GPU-{index:08}-1111-2222-3333-{gpu:012}");
+    let link = |peer: usize| json!({"peer": peer, "level": "NODE", "nvlinks": 2});
+    let gpu = |gpu: usize| {
+        json!({
+            "index": gpu, "uuid": uuid(gpu), "product": "Tesla-V100-SXM2-32GB", "memoryMiB": 32768, "architecture": "volta",
+            "computeCapability": "7.0", "pciBusId": format!("0000:{gpu:02x}:00.0"), "numaNode": gpu / 4, "mode": "Compute",
+            "health": {"state": "Healthy"}, "links": (0..8).filter(|peer| *peer != gpu).map(link).collect::<Vec<_>>(),
+        })
+    };
+    let condition = |kind: &str| {
+        json!({
+            "type": kind, "status": "True", "reason": "Registered", "message": "the kubelet has the resources of the agent",
+            "lastTransitionTime": format!("2026-01-01T00:{:02}:{:02}Z", index / 60 % 60, index % 60),
+        })
+    };
+    let kinds = [
+        "ConfigurationAccepted",
+        "DevicesOffered",
+        "DriverAvailable",
+        "Ready",
+        "Registered",
+    ];
+    let holder = |gpu: usize| {
+        json!({"namespace": "ml", "pod": format!("train-{index}-{gpu}"), "container": "main", "resource": "nvidia.com/gpu",
+            "device": uuid(gpu), "count": 1})
+    };
+    let device = |gpu: usize| json!({"device": uuid(gpu), "shares": 1, "healthy": 1});
+    let write = |manager: &str, subresource: &str| {
+        json!({"manager": manager, "operation": "Update", "apiVersion": "gpunode.dev/v1alpha1", "time": "2026-01-01T00:00:00Z",
+            "fieldsType": "FieldsV1", "fieldsV1": {"f:spec": {}}, "subresource": subresource})
+    };
+    json!({
+        "apiVersion": "gpunode.dev/v1alpha1", "kind": "GpuNode",
+        "metadata": {
+            "name": name, "uid": format!("{index:08}-1111-2222-3333-555555555555"), "resourceVersion": index.to_string(),
+            "creationTimestamp": "2026-01-01T00:00:00Z", "managedFields": [write("gpunode-operator", ""), write("gpunode-agent", "status")],
+            "ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": name, "uid": format!("{index:08}-1111-2222-3333-444444444444")}],
+        },
+        "spec": {"config": {"policy": "pool", "version": 1, "hash": "0123456789abcdef", "document": "# a line\n".repeat(100)}},
+        "status": {
+            "agent": {"pod": format!("gpunode-agent-{index:05}"), "podUid": name, "mode": "DevicePlugin", "version": "0.1.0",
+                "policy": "pool", "configVersions": [1], "configFields": gpunode_config::known_fields()},
+            "hardware": "8 x Tesla-V100-SXM2-32GB", "inUse": "nvidia.com/gpu 4/8", "heldBy": format!("ml/train-{index}-0 and 3 more"),
+            "driverVersion": "570.124.06", "cudaVersion": "12.8", "machine": "NVIDIA-DGX-2H", "configHash": "0123456789abcdef",
+            "gpus": (0..8).map(gpu).collect::<Vec<_>>(), "holders": (0..4).map(holder).collect::<Vec<_>>(),
+            "resources": [{"name": "nvidia.com/gpu", "capacity": 8, "allocatable": 8, "registered": true,
+                "devices": (0..8).map(device).collect::<Vec<_>>()}],
+            "conditions": kinds.map(condition),
+        },
+    })
+}
+
+/// Reads 5,000 objects one by one, as a watch does, and returns what is kept of them, with the memory that it takes in KiB.
+fn kept<K: serde::de::DeserializeOwned, T>(
+    object: fn(usize) -> serde_json::Value,
+    keep: impl Fn(K) -> T,
+) -> (Vec<Arc<T>>, usize) {
     let before = resident_kib();
-    let nodes = 0..5000;
-    let nodes: Vec<_> = nodes
-        .map(|index| serde_json::from_value(reported_node(index)).unwrap())
-        .map(|node| std::sync::Arc::new(keep(node)))
-        .collect();
-    (nodes, resident_kib().saturating_sub(before))
+    let objects = (0..5000)
+        .map(|index| serde_json::from_value(object(index)).unwrap())
+        .map(|object| Arc::new(keep(object)));
+    let objects: Vec<_> = objects.collect();
+    (objects, resident_kib().saturating_sub(before))
 }
 
 #[test]
 #[ignore = "a measurement: docs/adr/0008-own-controller-runtime.md"]
 fn memory_of_5000_cached_nodes() {
     // What the parser needs is there before the first measurement.
-    drop(black_box(kept(|_| ())));
-    let (facts, of_facts) = kept(|node| NodeFacts::of(&node));
-    let (cleared, of_cleared) = kept(|mut node| {
+    drop(black_box(kept(reported_node, |_: Node| ())));
+    drop(black_box(kept(reported_gpu_node, |_: GpuNode| ())));
+    let (facts, of_facts) = kept(reported_node, |node: Watched<Node>| node.into_facts());
+    let (gpu_facts, of_gpu_facts) = kept(reported_gpu_node, |gpu_node: Watched<GpuNode>| gpu_node.into_facts());
+    let (cleared, of_cleared) = kept(reported_node, |mut node: Node| {
         node.metadata.managed_fields = None;
         node
     });
-    let (whole, of_whole) = kept(|node| node);
-    let bytes = serde_json::to_vec(&reported_node(0)).unwrap().len();
+    let (whole, of_whole) = kept(reported_node, |node: Node| node);
+    let (whole_gpu_nodes, of_whole_gpu_nodes) = kept(reported_gpu_node, |gpu_node: GpuNode| gpu_node);
+    let bytes = |object: fn(usize) -> serde_json::Value| serde_json::to_vec(&object(0)).unwrap().len();
     println!(
-        "5,000 nodes of {bytes} bytes of JSON: as facts {of_facts} KiB, without managed fields {of_cleared} KiB, whole {of_whole} KiB"
+        "5,000 nodes of {} bytes of JSON: as facts {of_facts} KiB, without managed fields {of_cleared} KiB, whole {of_whole} KiB",
+        bytes(reported_node)
     );
-    drop(black_box((facts, cleared, whole)));
+    println!(
+        "5,000 GpuNodes of {} bytes of JSON: as facts {of_gpu_facts} KiB, whole {of_whole_gpu_nodes} KiB",
+        bytes(reported_gpu_node)
+    );
+    drop(black_box((facts, gpu_facts, cleared, whole, whole_gpu_nodes)));
 }
