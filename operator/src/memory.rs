@@ -1,8 +1,9 @@
 //! Gives memory back to the machine after a peak. The only unsafe code of the operator.
 //!
-//! Lists and sweeps need more memory for a moment than the caches keep. glibc keeps what is freed for later: in one arena for
-//! each thread, of which only the end can shrink, with holes between what is still in use. So the operator has one arena, which
-//! all threads share (what the watches allocate, the index frees), large buffers outside of it, and a task that returns the holes.
+//! Lists and sweeps need more memory for a moment than the caches keep. glibc keeps what is freed for later: in one
+//! arena for each thread, of which only the end can shrink, with holes between what is still in use. So the operator
+//! has one arena, which all threads share (what the watches allocate, the index frees), large buffers outside of it,
+//! and a task that returns the holes.
 
 #![allow(unsafe_code, reason = "the allocator's settings are functions of the C library")]
 
@@ -16,8 +17,8 @@ const PAUSE: Duration = Duration::from_secs(10);
 const SETTINGS: [(c_int, c_int); 2] = [
     // M_ARENA_MAX.
     (-8, 1),
-    // M_MMAP_THRESHOLD: a block of so many bytes has a mapping of its own, which ends with it. Without the setting the number
-    // grows with each larger block that is freed.
+    // M_MMAP_THRESHOLD: a block of so many bytes has a mapping of its own, which ends with it. Without the setting the
+    // number grows with each larger block that is freed.
     (-3, 256 * 1024),
 ];
 

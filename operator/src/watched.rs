@@ -1,5 +1,5 @@
-//! Objects of which only what planning reads is kept, from the moment they are read: a Node of a real cluster is a hundred times
-//! as large as its facts, and lists bring thousands.
+//! Objects of which only what planning reads is kept, from the moment they are read: lists bring thousands, and most of a
+//! Node is images and fields of managers.
 
 use crate::index::cache::Versioned;
 use gpunode_crds::GpuNode;

@@ -1,7 +1,8 @@
-//! Values that many nodes have alike, kept once: the nodes of a fleet come from few machine types and follow few policies.
+//! Values that many nodes have alike, kept once: the nodes of a fleet come from few machine types and follow few
+//! policies.
 //!
-//! Sharing changes no result, since a shared value equals the one that went in. A pool forgets what nobody else holds as it
-//! grows, so that it keeps at most twice the values in use, and a few.
+//! Sharing changes no result, since a shared value equals the one that went in. A pool forgets what nobody else holds
+//! as it grows, so that it keeps at most twice the values in use, and a few.
 
 use std::{
     collections::BTreeMap,

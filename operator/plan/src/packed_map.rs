@@ -1,6 +1,6 @@
-//! A map of texts in few blocks of memory. The operator keeps thousands of nodes with dozens of labels each, and copies and
-//! compares them at every event: few blocks are cheaper than a string for each key and each value (`docs/benchmarks.md`).
-//! Maps with the same keys share them, since the labels of a fleet have the same keys.
+//! A map of texts in few blocks of memory. The operator keeps thousands of nodes with dozens of labels each, and copies
+//! and compares them at every event: few blocks are cheaper than a string for each key and each value
+//! (`docs/benchmarks.md`). Maps with the same keys share them, since the labels of a fleet have the same keys.
 
 use crate::interned::{InternPool, Interned};
 use std::{

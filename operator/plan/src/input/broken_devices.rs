@@ -14,8 +14,8 @@ pub fn retain_holders_of_broken(status: &mut GpuNodeStatus) {
     status.holders = holders;
 }
 
-/// Returns the broken devices by UUID, each with its fault and the moment since which it is unhealthy. A MIG device is broken
-/// with its GPU.
+/// Returns the broken devices by UUID, each with its fault and the moment since which it is unhealthy. A MIG device is
+/// broken with its GPU.
 pub fn broken_devices(status: &GpuNodeStatus) -> HashMap<&str, (Timestamp, String)> {
     let mut broken = HashMap::new();
     for gpu in &status.gpus {
@@ -32,8 +32,8 @@ pub fn broken_devices(status: &GpuNodeStatus) -> HashMap<&str, (Timestamp, Strin
     broken
 }
 
-/// Returns moment and fault of a broken device; none without a moment, which decides who holds it: the device has been given to
-/// nobody since it became unhealthy.
+/// Returns moment and fault of a broken device; none without a moment, which decides who holds it: the device has been
+/// given to nobody since it became unhealthy.
 fn fault_of(health: Option<&DeviceHealth>) -> Option<(Timestamp, String)> {
     let health = health.filter(|health| health.is_broken())?;
     let text = health.message.as_deref().or(health.reason.map(FaultReason::as_str));

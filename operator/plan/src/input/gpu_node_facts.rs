@@ -1,7 +1,8 @@
 //! The part of a `GpuNode` that the planner reads, small enough to keep for every node.
 //!
-//! Of thousands of nodes most have one of few machine types, follow one of few policies and are healthy. Without what only
-//! people read, and without the names of devices that nothing refers to, their specs and statuses are equal, and are kept once.
+//! Of thousands of nodes most have one of few machine types, follow one of few policies and are healthy. Without what
+//! only people read, and without the names of devices that nothing refers to, their specs and statuses are equal, and
+//! are kept once.
 
 use crate::{
     input::broken_devices::retain_holders_of_broken,
@@ -40,8 +41,8 @@ pub struct GpuNodeFacts {
     pub owners: Vec<OwnerReference>,
     /// The spec, shared by the nodes that have the same.
     pub spec: Arc<GpuNodeSpec>,
-    /// The conditions that the planner reads: the operator's own, `Ready`, `DriverAvailable`, and those of a silent agent. Those
-    /// of the agent that are True have no message.
+    /// The conditions that the planner reads: the operator's own, `Ready`, `DriverAvailable`, and those of a silent
+    /// agent. Those of the agent that are True have no message.
     pub conditions: Vec<Condition>,
     /// What the planner reads of the rest of the status, shared by the nodes that have the same. Has no conditions.
     pub status: Option<Arc<GpuNodeStatus>>,
@@ -85,7 +86,8 @@ impl GpuNodeFacts {
         self.spec.config.as_ref()
     }
 
-    /// Returns true if an agent reported the GPUs. Without a report the status may still hold the operator's own conditions.
+    /// Returns true if an agent reported the GPUs. Without a report the status may still hold the operator's own
+    /// conditions.
     pub(crate) fn has_report(&self) -> bool {
         self.status()
             .is_some_and(|status| status.agent.is_some() || !status.gpus.is_empty())
@@ -235,8 +237,9 @@ fn reduced_health(health: DeviceHealth) -> DeviceHealth {
     }
 }
 
-/// Replaces UUIDs of GPUs by their places where they only say which devices of the resources are which GPUs, so that nodes with
-/// equal GPUs have equal statuses. Configurations may select MIG devices by UUID, and evictions name the device.
+/// Replaces UUIDs of GPUs by their places where they only say which devices of the resources are which GPUs, so that
+/// nodes with equal GPUs have equal statuses. Configurations may select MIG devices by UUID, and evictions name the
+/// device.
 fn number_devices(status: &mut GpuNodeStatus) {
     let is_divided = status.gpus.iter().any(|gpu| !gpu.mig_devices.is_empty());
     if is_divided || !status.holders.is_empty() {

@@ -1,5 +1,5 @@
-//! The fields of a `Node` that become facts. A node is read straight into them: its images and most of its status, which are the
-//! bulk of it, are never kept.
+//! The fields of a `Node` that become facts. A node is read straight into them: its images and most of its status,
+//! which are the bulk of it, are never kept.
 
 use k8s_openapi::{
     api::core::v1::{Node, NodeCondition, Taint},

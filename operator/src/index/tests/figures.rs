@@ -112,8 +112,9 @@ impl ConvergedCluster {
         self.scene.apply(IndexMessage::Nodes(WatchUpdate::applied(facts)));
     }
 
-    /// Somebody removes a label of a policy from the next node. The clock runs from the object that the watch brings, read, to
-    /// the patch that puts the label back and the status of both policies that match, and nothing in between is left out.
+    /// Somebody removes a label of a policy from the next node. The clock runs from the object that the watch brings,
+    /// read, to the patch that puts the label back and the status of both policies that match, and nothing in between
+    /// is left out.
     fn event(&mut self) -> Duration {
         self.turn = (self.turn + 7) % self.nodes.len();
         // The first three are not ready in any case.
@@ -355,14 +356,15 @@ fn reported_gpu_node(index: usize) -> serde_json::Value {
     })
 }
 
-/// Reads 5,000 objects one by one, as a watch does, and returns what is kept of them, with the memory that it takes in KiB.
+/// Reads 5,000 objects one by one, as a watch does, and returns what is kept of them, with the memory that it takes in
+/// KiB.
 fn kept<K: serde::de::DeserializeOwned, T>(
     object: fn(usize) -> serde_json::Value,
     keep: impl Fn(K) -> T,
 ) -> (Vec<Arc<T>>, usize) {
     let before = resident_kib();
     let objects = (0..5000)
-        .map(|index| serde_json::from_value(object(index)).unwrap())
+        .map(|index| serde_json::from_value::<K>(object(index)).unwrap())
         .map(|object| Arc::new(keep(object)));
     let objects: Vec<_> = objects.collect();
     (objects, resident_kib().saturating_sub(before))
