@@ -91,10 +91,7 @@ mod tests {
     use crate::lenient::Lenient;
     use serde_json::{Value, json};
 
-    fn read<K: Reducible>(object: Value) -> K::Facts
-    where
-        Watched<K>: Clone,
-    {
+    fn read<K: Reducible>(object: Value) -> K::Facts {
         let object: Lenient<Watched<K>> = serde_json::from_value(object).unwrap();
         object.read().unwrap().into_facts()
     }

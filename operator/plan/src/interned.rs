@@ -46,7 +46,7 @@ impl<T: ?Sized> InternPool<T> {
             self.values.retain(|_, value| Arc::strong_count(value) > 1);
             self.sweep_at = LEAST_SWEEP.max(2 * self.values.len());
         }
-        let value = Arc::from(value);
+        let value: Arc<T> = Arc::from(value);
         self.values.insert(fingerprint, Arc::clone(&value));
         value
     }
