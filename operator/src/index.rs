@@ -1,8 +1,9 @@
 //! Index of the cluster: what exists, what is planned for each node, and the sums by policy. No IO.
 //!
-//! Everything enters by [`ClusterIndex::apply`]: updates from watches and results of the operator's own writes. A change plans
-//! the touched nodes again and leaves its consequences in [`Effects`]; [`ClusterIndex::planned_write`] computes the write of
-//! one key of the work queue.
+//! Everything enters by [`ClusterIndex::apply`]: updates from watches and results of the operator's own writes. On the
+//! process that leads, a change queues the touched nodes; [`ClusterIndex::planned_write`] makes the one plan of a node
+//! when its key has its turn, counts the result and returns the write. Everything else that follows is left in
+//! [`Effects`]. A standby plans nothing.
 //!
 //! | module | what it does |
 //! |---|---|
@@ -12,6 +13,9 @@
 //! | `objects` | policies, nodes and `GpuNode` objects, and plans made from them |
 //! | `daemonsets` | live and desired DaemonSets |
 //! | `dra_nodes` | nodes whose GPUs NVIDIA's DRA driver serves |
+//! | `sweep` | plans of all nodes that are due after an edit, and on a process that begins to lead |
+//! | `expected_nodes` | nodes as the writes under way leave them |
+//! | `previews` | passes over all nodes for policies in mode Preview |
 //! | `outcomes` | outcome of each policy on each node, and sums by policy |
 //! | `evictions` | pods to evict, by node |
 //! | `drains` | nodes from which taints evict pods |
@@ -25,10 +29,13 @@ pub mod dra_nodes;
 mod drains;
 pub mod effects;
 pub mod evictions;
+mod expected_nodes;
 pub mod message;
 mod objects;
 mod outcomes;
+mod previews;
 pub mod summary;
+mod sweep;
 pub mod watched_policy;
 pub mod work;
 
@@ -39,25 +46,32 @@ use crate::{
         daemonsets::{ALWAYS, DaemonSets},
         dra_nodes::SliceOwner,
         drains::PendingDrains,
-        effects::{Effects, QueuedKey},
+        effects::Effects,
         evictions::{EvictionKey, PendingEvictions},
+        expected_nodes::ExpectedNodes,
         message::{FinishedWrite, IndexMessage, WriteResult, WrittenObject},
         objects::{Objects, PolicyChanges},
         outcomes::{OutcomeChange, OutcomeIndex, PolicyNodeStatuses},
+        previews::PreviewPasses,
         summary::ClusterSummary,
+        sweep::{StatusHold, Sweep, SweepEnd},
         watched_policy::{UnreadablePolicy, deletions},
         work::{DaemonSetWrite, NodeWrite, PlannedWrite, PolicyStatusWrite, UnreadableStatusWrite, WorkKey},
     },
     metrics::MAX_POLICIES,
+    work_queue::WorkClass,
 };
-use gpunode_crds::{ConditionType, GpuNodePolicy, NodeCounts, Reason};
+use gpunode_crds::{ConditionType, GpuNodePolicy, GpuNodeStatus, NodeCounts, PolicyMode, Reason};
 use gpunode_plan::{
-    AgentPodSettings, DISCOVERY_NAME, GpuNodeFacts, NodeDrain, NodeFacts, NodePlan, PodEviction, PolicyTally,
+    AgentPodSettings, DISCOVERY_NAME, GpuNodeFacts, NodeDrain, NodeFacts, NodePlan, PodEviction, Policy, PolicyTally,
     RejectedPod, RolloutPermit, policies_delete_rejected_pods, policy_daemonset_name, policy_missing, policy_status,
     removal_paced, runs_discovery,
 };
 use jiff::Timestamp;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    sync::Arc,
+};
 
 /// The caches and everything that is derived from them.
 #[derive(Debug)]
@@ -71,10 +85,16 @@ pub struct ClusterIndex {
     rollouts_to_advance: BTreeSet<String>,
     evictions: PendingEvictions,
     drains: PendingDrains,
-    /// Policies whose edit is being applied: nodes that no longer match lose them at once.
-    edited: BTreeSet<String>,
-    /// True once every node was planned.
-    has_planned: bool,
+    /// Nodes that changed since their last plan.
+    changed: HashSet<String>,
+    sweep: Sweep,
+    expected: ExpectedNodes,
+    previews: PreviewPasses,
+    /// True once all caches were compared with the policies for the first time: changes of policies are edits from then
+    /// on.
+    has_compared: bool,
+    /// True once this process leads. Nothing is planned before.
+    is_leading: bool,
 }
 
 impl ClusterIndex {
@@ -88,8 +108,12 @@ impl ClusterIndex {
             rollouts_to_advance: BTreeSet::new(),
             evictions: PendingEvictions::default(),
             drains: PendingDrains::default(),
-            edited: BTreeSet::new(),
-            has_planned: false,
+            changed: HashSet::new(),
+            sweep: Sweep::default(),
+            expected: ExpectedNodes::default(),
+            previews: PreviewPasses::default(),
+            has_compared: false,
+            is_leading: false,
         }
     }
 
@@ -140,11 +164,11 @@ impl ClusterIndex {
                     // The policies themselves may come later.
                     self.find_removals(&BTreeSet::new(), now, effects);
                 }
-                self.nodes_changed(&deltas, had_synced, NodeFacts::is_same_but_version, now, effects);
+                self.nodes_changed(&deltas, WorkClass::Urgent, now, effects);
             }
             IndexMessage::GpuNodes(update) => {
                 let deltas = self.objects.gpu_nodes.apply_watch(update);
-                self.nodes_changed(&deltas, had_synced, GpuNodeFacts::is_same_but_version, now, effects);
+                self.gpu_nodes_changed(&deltas, gpu_node_class, now, effects);
             }
             IndexMessage::DaemonSets(update) => {
                 for name in self.daemonsets.apply_watch(update, now) {
@@ -152,9 +176,7 @@ impl ClusterIndex {
                     effects.queue(WorkKey::DaemonSet(name));
                 }
                 let is_new = |policy: &str| self.objects.is_gone(policy) && !self.objects.removals.contains(policy);
-                if !had_synced {
-                    self.plan_all(now, effects);
-                } else if self.daemonsets.policies().any(is_new) {
+                if had_synced && self.daemonsets.policies().any(is_new) {
                     self.find_removals(&BTreeSet::new(), now, effects);
                 }
             }
@@ -165,9 +187,13 @@ impl ClusterIndex {
                 self.objects.set_drained(&node, drain);
                 // If a taint still evicts pods, somebody has to look again.
                 self.drains.put(&node, NodeDrain::default());
-                self.plan(&node, now, effects);
-                self.advance_rollouts(effects);
+                self.mark(&node, WorkClass::Urgent, now, effects);
             }
+        }
+        if !had_synced && self.has_synced() {
+            // Nobody saw what was deleted before.
+            self.find_removals(&BTreeSet::new(), now, effects);
+            self.has_compared = true;
         }
     }
 
@@ -175,15 +201,15 @@ impl ClusterIndex {
         match object {
             WrittenObject::Node(node) => {
                 let delta = self.objects.nodes.apply_write(*node, WriteKind::Update);
-                self.nodes_changed(delta.as_slice(), true, NodeFacts::is_same_but_version, now, effects);
+                self.nodes_changed(delta.as_slice(), WorkClass::Ordinary, now, effects);
             }
             WrittenObject::GpuNode(gpu_node, kind) => {
                 let delta = self.objects.gpu_nodes.apply_write(*gpu_node, kind);
-                self.nodes_changed(delta.as_slice(), true, GpuNodeFacts::is_same_but_version, now, effects);
+                self.gpu_nodes_changed(delta.as_slice(), |_| WorkClass::Ordinary, now, effects);
             }
             WrittenObject::DeletedGpuNode { name, version } => {
                 let delta = self.objects.gpu_nodes.apply_delete(&name, &version);
-                self.nodes_changed(delta.as_slice(), true, GpuNodeFacts::is_same_but_version, now, effects);
+                self.gpu_nodes_changed(delta.as_slice(), |_| WorkClass::Ordinary, now, effects);
             }
             WrittenObject::DaemonSet { returned, kind, sent } => {
                 let name = returned.name().to_owned();
@@ -203,6 +229,9 @@ impl ClusterIndex {
     /// Records whether the API server refused a write. What it said before still holds where it could not be asked, and
     /// where the object changed meanwhile.
     fn apply_finished(&mut self, FinishedWrite { key, result }: FinishedWrite, now: Timestamp, effects: &mut Effects) {
+        if let WorkKey::Node(name) = &key {
+            self.expected.remove(name);
+        }
         let refusal = match result {
             WriteResult::Accepted => None,
             WriteResult::Refused(refusal) => Some(refusal),
@@ -217,13 +246,12 @@ impl ClusterIndex {
 
     /// A node that cannot be written gives its permits to others, so that no rollout waits for it.
     fn set_node_refusal(&mut self, name: String, refusal: Option<String>, now: Timestamp, effects: &mut Effects) {
-        if refusal.is_some()
-            && let Some((policy, rollout)) = self.outcomes.rollout_of(&name)
-        {
+        let is_refused = refusal.is_some();
+        if is_refused && let Some((policy, rollout)) = self.outcomes.rollout_of(&name) {
             rollout.return_permit(&name);
             self.rollouts_to_advance.insert(policy.to_owned());
         }
-        if refusal.is_some() {
+        if is_refused {
             let policies = self.outcomes.return_taint_permits(&name);
             self.rollouts_to_advance.extend(policies);
         }
@@ -232,11 +260,17 @@ impl ClusterIndex {
                 Some(refusal) => drop(self.refusals.insert(name.clone(), refusal)),
                 None => drop(self.refusals.remove(&name)),
             }
-            self.plan(&name, now, effects);
+            // Counts at once: after a failure the next try is some time away. A write that it finds is not lost.
+            let plan = self.plan(&name, now, effects);
+            if plan.is_some_and(|plan| plan.has_work()) {
+                effects.queue(WorkKey::Node(name.clone()));
+            }
         }
         self.advance_rollouts(effects);
-        // The queue retries by itself.
-        effects.drop_now(&WorkKey::Node(name));
+        if is_refused {
+            // The queue retries by itself.
+            effects.drop_now(&WorkKey::Node(name));
+        }
     }
 
     fn set_daemonset_refusal(&mut self, name: &str, refusal: Option<&str>, effects: &mut Effects) {
@@ -259,40 +293,149 @@ impl ClusterIndex {
             effects.queue(WorkKey::PolicyStatus(policy.name.clone()));
             effects.queue(WorkKey::DaemonSet(policy_daemonset_name(&policy.name)));
         }
-        if deltas.iter().any(|policy| !same_policy(policy)) || !knew_set {
-            self.objects.rebuild_set();
-            if self.has_planned {
-                // The first list is no edit.
-                let edited = deltas.iter().filter(|policy| !same_policy(policy));
-                self.edited = edited.map(|policy| policy.name.clone()).collect();
+        let edited: Vec<_> = deltas.iter().filter(|policy| !same_policy(policy)).collect();
+        if edited.is_empty() && knew_set {
+            return;
+        }
+        self.objects.rebuild_set();
+        // The first list is no edit.
+        if self.has_compared {
+            let may_be_gone = !knew_set || !deleted.is_empty() || edited.iter().any(|policy| comes_or_goes(policy));
+            if may_be_gone || !self.objects.removals.policies().is_empty() {
                 self.find_removals(deleted, now, effects);
             }
-            self.plan_all(now, effects);
-            self.edited.clear();
-            let objects = &self.objects;
-            self.outcomes.retain(|name| objects.policy(name).is_some());
+        }
+        if self.is_leading {
+            self.policies_edited(&edited, knew_set, now, effects);
         }
     }
 
-    fn nodes_changed<T>(
+    /// Begins a sweep, and a pass for each policy in mode Preview that was edited: it changes no node.
+    fn policies_edited(
         &mut self,
-        deltas: &[ObjectDelta<T>],
-        had_synced: bool,
-        is_same: impl Fn(&T, &T) -> bool,
+        edited: &[&ObjectDelta<GpuNodePolicy>],
+        knew_set: bool,
         now: Timestamp,
         effects: &mut Effects,
     ) {
-        if !had_synced {
-            return self.plan_all(now, effects);
-        }
-        for delta in deltas {
-            let unchanged =
-                matches!((&delta.before, &delta.after), (Some(before), Some(after)) if is_same(before, after));
-            if !unchanged {
-                self.plan(&delta.name, now, effects);
+        for policy in edited {
+            if is_preview(policy.after.as_ref()) && policy.after.is_some() {
+                self.previews.edit(&policy.name);
+                effects.queue(WorkKey::Previews);
+            } else {
+                self.previews.forget(&policy.name);
             }
         }
+        let may_write = |policy: &&&ObjectDelta<GpuNodePolicy>| {
+            !(is_preview(policy.before.as_ref()) && is_preview(policy.after.as_ref()))
+        };
+        let names: BTreeSet<String> = edited
+            .iter()
+            .filter(may_write)
+            .map(|policy| policy.name.clone())
+            .collect();
+        if names.is_empty() && knew_set {
+            return;
+        }
+        for policy in &names {
+            self.outcomes.await_plans(policy);
+        }
+        self.sweep.begin(self.objects.nodes.names(), &names, now);
+        self.begin_sweep(now, effects);
+    }
+
+    fn begin_sweep(&mut self, now: Timestamp, effects: &mut Effects) {
+        effects.queue(WorkKey::Sweep);
+        if let Some(at) = self.previews.change_fleet(now) {
+            effects.queue_at(WorkKey::Previews, at);
+        }
+        // There may be no node.
+        if let Some(end) = self.sweep.end() {
+            self.sweep_ended(end, effects);
+        }
+    }
+
+    /// Goes on with everything that waited for the plans of all nodes.
+    fn sweep_ended(&mut self, end: SweepEnd, effects: &mut Effects) {
+        let objects = &self.objects;
+        self.outcomes.retain(|name| objects.policy(name).is_some());
+        match end {
+            SweepEnd::First => {
+                self.queue_daemonsets(effects);
+                for name in self.objects.policies.names() {
+                    effects.queue(WorkKey::PolicyStatus(name));
+                }
+            }
+            SweepEnd::Edits(policies) => {
+                for policy in policies {
+                    effects.queue(WorkKey::PolicyStatus(policy));
+                }
+            }
+        }
+        let policies = self.objects.set().iter().map(|policy| policy.name.clone());
+        self.rollouts_to_advance.extend(policies);
         self.advance_rollouts(effects);
+    }
+
+    /// Queues the nodes that changed, unless they are as their own writes leave them.
+    fn nodes_changed(
+        &mut self,
+        deltas: &[ObjectDelta<NodeFacts>],
+        class: WorkClass,
+        now: Timestamp,
+        effects: &mut Effects,
+    ) {
+        for ObjectDelta { name, before, after } in deltas {
+            if matches!((before, after), (Some(before), Some(after)) if before.is_same_but_version(after)) {
+                continue;
+            }
+            match after.as_ref().and_then(|after| self.expected.take(after)) {
+                // The next plan counts, if one is due.
+                Some(_) if self.is_plan_due(name) => {}
+                Some(statuses) => {
+                    self.count(name, statuses, now, effects);
+                    self.advance_rollouts(effects);
+                }
+                None => self.mark(name, class, now, effects),
+            }
+        }
+    }
+
+    /// Queues the nodes whose `GpuNode` changed. The absence of a `GpuNode` counts from here on.
+    fn gpu_nodes_changed(
+        &mut self,
+        deltas: &[ObjectDelta<GpuNodeFacts>],
+        class: impl Fn(&ObjectDelta<GpuNodeFacts>) -> WorkClass,
+        now: Timestamp,
+        effects: &mut Effects,
+    ) {
+        for delta in deltas {
+            let unchanged = matches!(
+                (&delta.before, &delta.after),
+                (Some(before), Some(after)) if before.is_same_but_version(after)
+            );
+            if !unchanged {
+                self.objects.observe_absence(&delta.name, now);
+                self.mark(&delta.name, class(delta), now, effects);
+            }
+        }
+    }
+
+    /// Queues a node that changed, on the process that leads: its plan is made once, when its key has its turn.
+    fn mark(&mut self, name: &str, class: WorkClass, now: Timestamp, effects: &mut Effects) {
+        if !self.is_leading {
+            return;
+        }
+        self.changed.insert(name.to_owned());
+        effects.queue_as(class, WorkKey::Node(name.to_owned()));
+        if let Some(at) = self.previews.change_fleet(now) {
+            effects.queue_at(WorkKey::Previews, at);
+        }
+    }
+
+    /// True if a node, or a policy, changed since the last plan of the node.
+    fn is_plan_due(&self, name: &str) -> bool {
+        self.changed.contains(name) || self.sweep.is_waiting(name)
     }
 
     /// Plans the nodes again that NVIDIA's DRA driver begins or ceases to serve. Nothing waits for the first list: what each
@@ -308,9 +451,8 @@ impl ClusterIndex {
             nodes.extend(told.map(|told| told.name().to_owned()));
         }
         for node in nodes {
-            self.plan(&node, now, effects);
+            self.mark(&node, WorkClass::Urgent, now, effects);
         }
-        self.advance_rollouts(effects);
     }
 
     /// Observes how far the agents of a policy are replaced; its status says so.
@@ -328,26 +470,13 @@ impl ClusterIndex {
         self.daemonsets.outdated_discovery()
     }
 
-    fn plan_all(&mut self, now: Timestamp, effects: &mut Effects) {
-        if self.has_synced() {
-            if !self.has_planned {
-                // Nobody saw what was deleted before.
-                self.find_removals(&BTreeSet::new(), now, effects);
-            }
-            for name in self.objects.nodes.names() {
-                self.plan(&name, now, effects);
-            }
-            self.has_planned = true;
-            let policies = self.objects.set().iter().map(|policy| policy.name.clone());
-            self.rollouts_to_advance.extend(policies);
-            self.advance_rollouts(effects);
-        }
-    }
-
-    /// Grants turns in the rollouts that may go on. Comes after all consequences of a change are counted, so that the order
-    /// in which nodes were planned does not matter.
+    /// Grants turns in the rollouts that may go on: not before each node is planned with the present spec, so that the
+    /// order of the plans does not matter. The end of the sweep advances those that wait.
     fn advance_rollouts(&mut self, effects: &mut Effects) {
         for name in std::mem::take(&mut self.rollouts_to_advance) {
+            if self.sweep.holds_rollout(&name) {
+                continue;
+            }
             let (Some(policy), Some(rollouts)) = (self.objects.policy(&name), self.outcomes.rollouts(&name)) else {
                 continue;
             };
@@ -391,13 +520,14 @@ impl ClusterIndex {
             effects.events.push(event);
         }
         for node in batch.nodes {
-            self.plan(&node, now, effects);
+            self.mark(&node, WorkClass::Ordinary, now, effects);
         }
-        self.advance_rollouts(effects);
     }
 
     /// Plans one node, as before its permit in a rollout, and counts the result.
     fn plan(&mut self, name: &str, now: Timestamp, effects: &mut Effects) -> Option<NodePlan> {
+        self.changed.remove(name);
+        self.expected.remove(name);
         let facts = self.objects.nodes.get(name);
         let is_down = facts.is_some_and(|facts| !facts.ready && runs_discovery(facts));
         if self.daemonsets.set_discovery_down(name, is_down) {
@@ -406,15 +536,23 @@ impl ClusterIndex {
         self.observe_selection(name, now);
         self.objects.observe_absence(name, now);
         let plan = self.objects.plan(RolloutPermit::Withheld, &BTreeSet::new(), name, now);
+        self.count_plan(name, plan.as_ref(), now, effects);
+        if let Some(end) = self.sweep.planned(name) {
+            self.sweep_ended(end, effects);
+        }
+        plan
+    }
+
+    /// Counts what a plan leads to; `None` for a node that does not exist.
+    fn count_plan(&mut self, name: &str, plan: Option<&NodePlan>, now: Timestamp, effects: &mut Effects) {
         let Some(plan) = plan else {
             self.refusals.remove(name);
             self.objects.set_drained(name, NodeDrain::default());
             self.drains.put(name, NodeDrain::default());
             self.evictions.put(name, BTreeMap::new());
-            self.count(name, PolicyNodeStatuses::new(), now, effects);
-            return None;
+            return self.count(name, PolicyNodeStatuses::new(), now, effects);
         };
-        let evictions = self.objects.evictions(name, &plan);
+        let evictions = self.objects.evictions(name, plan);
         effects.evictions.extend(self.evictions.put(name, evictions));
         if self.drains.put(name, plan.drain.clone()) {
             effects.drains.push(name.to_owned());
@@ -424,44 +562,37 @@ impl ClusterIndex {
         }
         let statuses = plan.policy_statuses_after(self.refusals.get(name).map(String::as_str));
         self.count(name, statuses, now, effects);
-        let is_permitted = self
-            .outcomes
-            .rollout_of(name)
-            .is_some_and(|(_, rollout)| rollout.is_granted(name));
-        let is_permitted = is_permitted || !self.outcomes.taint_permits(name).is_empty();
-        if plan.has_work() || is_permitted {
-            effects.queue(WorkKey::Node(name.to_owned()));
-        }
         if let Some(at) = plan.recheck {
-            effects.queue_at(WorkKey::Node(name.to_owned()), at);
+            effects.recheck(name, at);
         }
-        Some(plan)
     }
 
-    /// Observes which policies no longer select a node by its labels. A grace begins where the node changed: the policy counted
-    /// it before. After a start of the operator, the status of the policy tells whether its spec is the one that matched.
+    /// Observes which policies no longer select a node by its labels. A grace begins where the node changed: the policy
+    /// counted it before. On a process that begins to lead, the status of the policy tells whether its spec is the one
+    /// that matched.
     fn observe_selection(&mut self, name: &str, now: Timestamp) {
         let Self {
             objects,
             outcomes,
-            edited,
-            has_planned,
+            sweep,
             ..
         } = self;
-        let has_planned = *has_planned;
+        let is_first = sweep.is_first_plan(name);
         objects.observe_selection(name, now, |policy, is_observed| {
-            let matched = if has_planned {
-                outcomes.counts(name, &policy.name)
-            } else {
+            let matched = if is_first {
                 is_observed
+            } else {
+                outcomes.counts(name, &policy.name)
             };
-            matched && !edited.contains(&policy.name)
+            matched && !sweep.is_edited(&policy.name, name)
         });
     }
 
     fn count(&mut self, node: &str, statuses: PolicyNodeStatuses, now: Timestamp, effects: &mut Effects) {
+        // The leader before has told it.
+        let is_told = self.sweep.is_first_plan(node);
         for OutcomeChange { policy, event, left } in self.outcomes.put(node, statuses) {
-            if let Some(object) = self.objects.announced_policy(&policy) {
+            if let Some(object) = self.objects.announced_policy(&policy).filter(|_| !is_told) {
                 let missing = left.then(|| self.objects.gpu_mismatch(&policy, node)).flatten();
                 let missing = missing.map(|message| (Reason::GpusMissing, message));
                 let events = event.into_iter().chain(missing);
@@ -487,6 +618,8 @@ impl ClusterIndex {
                 let write = self.node_write(name, now, effects)?;
                 Some(PlannedWrite::Node(Box::new(write)))
             }
+            // The nodes that are down, or not waited for, are not known. The end of the sweep queues it.
+            WorkKey::DaemonSet(name) if self.sweep.is_first() && self.daemonsets.is_behind(name) => None,
             WorkKey::DaemonSet(name) => {
                 let write = self.daemonset_write(name);
                 if matches!(write, Some(DaemonSetWrite::Create(_)))
@@ -504,6 +637,14 @@ impl ClusterIndex {
                 self.advance_removal(policy, now, effects);
                 None
             }
+            WorkKey::Sweep => {
+                self.advance_sweep(effects);
+                None
+            }
+            WorkKey::Previews => {
+                self.advance_previews(now, effects);
+                None
+            }
             WorkKey::PolicyStatus(name) if self.objects.unreadable_policy(name).is_some() => {
                 let policy = self.objects.unreadable_policy(name)?;
                 let write = UnreadableStatusWrite {
@@ -513,10 +654,56 @@ impl ClusterIndex {
                 Some(PlannedWrite::UnreadableStatus(Box::new(write)))
             }
             WorkKey::PolicyStatus(name) => {
+                if let Some(hold) = self.sweep.status_hold(name, now) {
+                    if let StatusHold::Until(at) = hold {
+                        effects.queue_at(key.clone(), at);
+                    }
+                    return None;
+                }
                 self.queue_at_deadline(name, now, effects);
                 let write = self.policy_status_write(name, now)?;
-                Some(PlannedWrite::PolicyStatus(Box::new(write)))
+                // Nobody knows if it is Ready before every node is planned. The end of the sweep queues it.
+                let ready = ConditionType::Ready.find(&write.status.conditions);
+                let is_early = self.sweep.holds_rollout(name) && ready.is_some_and(|ready| ready.status == "True");
+                (!is_early).then(|| PlannedWrite::PolicyStatus(Box::new(write)))
             }
+        }
+    }
+
+    /// Queues the next nodes of the sweep.
+    fn advance_sweep(&mut self, effects: &mut Effects) {
+        let nodes = self.sweep.next_slice();
+        if nodes.is_empty() {
+            return;
+        }
+        for node in nodes {
+            effects.queue(WorkKey::Node(node));
+        }
+        effects.queue(WorkKey::Sweep);
+    }
+
+    /// Computes the next previews.
+    fn advance_previews(&mut self, now: Timestamp, effects: &mut Effects) {
+        let objects = &self.objects;
+        if let Some(at) = self.previews.begin(|| objects.nodes.names(), now) {
+            return effects.queue_at(WorkKey::Previews, at);
+        }
+        let (policies, nodes) = self.previews.next_slice();
+        for node in nodes {
+            let statuses = self.objects.previews(&policies, &node, now);
+            self.previews.count(&node, statuses);
+        }
+        let Some(policies) = self.previews.end(now) else {
+            if !policies.is_empty() {
+                effects.queue(WorkKey::Previews);
+            }
+            return;
+        };
+        for policy in policies {
+            effects.queue(WorkKey::PolicyStatus(policy));
+        }
+        if let Some(at) = self.previews.next(now) {
+            effects.queue_at(WorkKey::Previews, at);
         }
     }
 
@@ -553,6 +740,7 @@ impl ClusterIndex {
         effects
             .events
             .extend(OperatorEvent::of_annotation(name, live, plan.conditions.as_ref()));
+        self.expected.put(name, &plan);
         plan.has_work().then_some(NodeWrite {
             patch: plan.patch,
             status_patch: plan.status_patch,
@@ -575,12 +763,24 @@ impl ClusterIndex {
         let agents = self
             .daemonsets
             .agents(policy, next.as_ref(), self.outcomes.outside(name), now);
-        let tally = self.outcomes.tally(name).unwrap_or(&no_nodes);
+        // A preview has no result before the end of its first pass.
+        let tally = match self.tally(policy) {
+            None if policy.mode == PolicyMode::Preview => return None,
+            tally => tally.unwrap_or(&no_nodes),
+        };
         let status = policy_status(policy, tally, &agents, object.status.as_ref(), now);
         (object.status.as_ref() != Some(&status)).then(|| PolicyStatusWrite {
             policy: object.clone(),
             status,
         })
+    }
+
+    fn tally(&self, policy: &Policy) -> Option<&PolicyTally> {
+        if policy.mode == PolicyMode::Preview {
+            self.previews.tally(&policy.name)
+        } else {
+            self.outcomes.tally(&policy.name)
+        }
     }
 
     /// Queues the status of a policy for the deadline of its agents, whose end the status tells. Repeated with each look at
@@ -593,9 +793,10 @@ impl ClusterIndex {
         }
     }
 
-    /// Queues everything that could need a write, for a process that begins to lead. No event repeats what the leader before
-    /// has told.
-    pub fn queue_everything(&mut self, now: Timestamp, effects: &mut Effects) {
+    /// Begins to lead: plans every node in a sweep, and queues everything that could need a write. The statuses follow
+    /// at the end of the sweep.
+    pub fn lead(&mut self, now: Timestamp, effects: &mut Effects) {
+        self.is_leading = true;
         self.evictions.clear();
         self.drains.clear();
         for policy in self.objects.removals.policies() {
@@ -603,20 +804,17 @@ impl ClusterIndex {
             self.objects.retain_removal(&policy);
             effects.queue(WorkKey::Removal(policy));
         }
-        self.plan_all(now, effects);
-        for name in self.daemonsets.names().into_iter().chain(ALWAYS.map(str::to_owned)) {
-            effects.queue(WorkKey::DaemonSet(name));
+        self.queue_daemonsets(effects);
+        for name in self.objects.unreadable_policies() {
+            effects.queue(WorkKey::PolicyStatus(name.clone()));
         }
-        for name in self.objects.policies.names() {
-            effects.queue(WorkKey::DaemonSet(policy_daemonset_name(&name)));
-            effects.queue(WorkKey::PolicyStatus(name));
+        let previewed: Vec<String> = self.objects.previewed().cloned().collect();
+        for policy in previewed {
+            self.previews.edit(&policy);
+            effects.queue(WorkKey::Previews);
         }
-        let unreadable = self.objects.unreadable_policies().cloned();
-        effects.queued.extend(unreadable.map(|name| QueuedKey {
-            key: WorkKey::PolicyStatus(name),
-            at: None,
-        }));
-        effects.events.clear();
+        self.sweep.begin_first(self.objects.nodes.names());
+        self.begin_sweep(now, effects);
         // A process that has just started could not tell before.
         for policy in self.objects.removals.policies() {
             self.tell_missing(&policy, now, effects);
@@ -638,13 +836,21 @@ impl ClusterIndex {
         }
     }
 
+    fn queue_daemonsets(&self, effects: &mut Effects) {
+        let live_or_always = self.daemonsets.names().into_iter().chain(ALWAYS.map(str::to_owned));
+        let policies = self.objects.policies.names().into_iter();
+        let of_policies = policies.map(|name| policy_daemonset_name(&name));
+        let names: BTreeSet<String> = live_or_always.chain(of_policies).collect();
+        for name in names {
+            effects.queue(WorkKey::DaemonSet(name));
+        }
+    }
+
     /// Returns the counts of nodes of each policy, by name.
     pub fn node_counts(&self) -> Vec<(String, NodeCounts)> {
-        let counts = |policy: &str| self.outcomes.tally(policy).map(PolicyTally::counts).unwrap_or_default();
+        let counts = |policy: &Policy| self.tally(policy).map(PolicyTally::counts).unwrap_or_default();
         let policies = self.objects.set().iter();
-        policies
-            .map(|policy| (policy.name.clone(), counts(&policy.name)))
-            .collect()
+        policies.map(|policy| (policy.name.clone(), counts(policy))).collect()
     }
 
     /// Returns how many policies cannot be read.
@@ -693,6 +899,37 @@ fn same_policy(delta: &ObjectDelta<GpuNodePolicy>) -> bool {
         && old.uid == new.uid
         && old.generation == new.generation
         && old.deletion_timestamp.is_some() == new.deletion_timestamp.is_some()
+}
+
+/// True if a policy is new, gone, or on its way to be.
+fn comes_or_goes(delta: &ObjectDelta<GpuNodePolicy>) -> bool {
+    let (Some(before), Some(after)) = (&delta.before, &delta.after) else {
+        return true;
+    };
+    before.metadata.deletion_timestamp != after.metadata.deletion_timestamp
+}
+
+/// True for a policy in mode Preview, and for one that does not exist: neither writes to a node.
+fn is_preview(policy: Option<&Arc<GpuNodePolicy>>) -> bool {
+    policy.is_none_or(|policy| policy.spec.mode() == PolicyMode::Preview)
+}
+
+/// Returns the class of a change of a `GpuNode`: people wait for what follows from its GPUs, their health and the first
+/// report. An agent's progress with a configuration is part of a change of the fleet.
+fn gpu_node_class(delta: &ObjectDelta<GpuNodeFacts>) -> WorkClass {
+    let is_same = match (status_of(delta.before.as_ref()), status_of(delta.after.as_ref())) {
+        (Some(before), Some(after)) => before.gpus == after.gpus && before.agent.is_some() == after.agent.is_some(),
+        (before, after) => delta.before.is_some() && delta.after.is_some() && before.is_none() && after.is_none(),
+    };
+    if is_same {
+        WorkClass::Ordinary
+    } else {
+        WorkClass::Urgent
+    }
+}
+
+fn status_of(gpu_node: Option<&Arc<GpuNodeFacts>>) -> Option<&GpuNodeStatus> {
+    gpu_node?.status.as_deref()
 }
 
 /// True if nothing that the planner reads changed.

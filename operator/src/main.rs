@@ -1,8 +1,9 @@
 //! The operator of gpunode: turns `GpuNodePolicy` objects into labels, taints, DaemonSets and agent configurations.
 //!
-//! The pure crate `gpunode-plan` decides what to write; this crate has the watches, the index, the writes and the leader
-//! election around it. A watch sends an update to the index; the reconciler plans the touched nodes again and queues their keys;
-//! on the leader it computes the write of each key and hands it to a worker, which sends the result back as a message.
+//! The pure crate `gpunode-plan` decides what to write; this crate has the watches, the index, the writes and the
+//! leader election around it. A watch sends an update to the index; on the leader the reconciler queues the touched
+//! nodes, and on a thread of its own it plans each when its key has its turn. A worker carries the write out and sends
+//! the result back as a message.
 //!
 //! | module | what it does |
 //! |---|---|
@@ -18,7 +19,7 @@
 //! | `leader_election` | task of the thread `lead`: holds the Lease, so that one replica writes at a time |
 //! | `admin` | task of the thread `lead`: serves `/livez`, `/readyz` and `/metrics` |
 //! | `metrics` | Prometheus metrics |
-//! | `work_queue` | queue of keys with due times and growing pauses |
+//! | `work_queue` | queue of keys with two classes, due times and growing pauses |
 //! | `memory` | task: gives memory back to the machine after a peak |
 //! | `lenient` | parses objects of which a part is malformed |
 //! | `watched` | keeps of an object what planning reads |

@@ -20,15 +20,16 @@ use crate::{
     threads::RuntimeThread,
     watch::{ClusterWatch, WatchHealth},
     work_queue::WorkQueue,
-    write::{ClusterWriter, MAX_CONCURRENT_WRITES, WriteResults, WriteWorker},
+    write::{ClusterWriter, MAX_PLANNED_WRITES, WriteResults, WriteWorker},
 };
 use anyhow::{Context, Result, anyhow};
 use gpunode_plan::{AgentImages, AgentPodSettings, HostPaths};
 use gpunode_process::{RequestThrottle, paced_client};
 use http::{HeaderValue, header::USER_AGENT};
 use kube::{Client, Config};
-use std::{sync::Arc, time::Duration};
+use std::{sync::Arc, thread, time::Duration};
 use tokio::{
+    runtime::Builder,
     signal::unix::{SignalKind, signal},
     sync::{mpsc, oneshot, watch},
     task::JoinSet,
@@ -72,7 +73,7 @@ pub async fn run(args: OperatorArgs) -> Result<()> {
     let mut interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
 
     let (message_sender, messages) = mpsc::channel(INDEX_MESSAGES);
-    let (write_sender, write_requests) = mpsc::channel(MAX_CONCURRENT_WRITES);
+    let (write_sender, write_requests) = mpsc::channel(MAX_PLANNED_WRITES);
     let (event_sender, events) = event_channel();
     let (deletes_rejected_pods, is_deletion_wanted) = watch::channel(false);
     let (evictions, drains) = (Arc::new(WorkQueue::new()), Arc::new(WorkQueue::new()));
@@ -149,9 +150,11 @@ pub async fn run(args: OperatorArgs) -> Result<()> {
     };
 
     let mut lead = RuntimeThread::start("lead", move || lead.run())?;
+    // Plans of a large fleet take seconds: watches, writes and probes go on meanwhile.
+    let reconcile = move || endless("reconcile", reconciler.run(messages, leadership));
+    let mut reconcile = RuntimeThread::start("reconcile", reconcile)?;
     let mut tasks = JoinSet::new();
     tasks.spawn(endless("watch the cluster", watch.run()));
-    tasks.spawn(endless("reconcile", reconciler.run(messages, leadership)));
     tasks.spawn(endless("write to the API server", write_worker.run()));
     tasks.spawn(endless("evict pods", evictor.run()));
     tasks.spawn(endless("delete rejected pods", deleter.run()));
@@ -164,6 +167,7 @@ pub async fn run(args: OperatorArgs) -> Result<()> {
         // The thread says why.
         () = leadership_owner.ended() => Ok(()),
         ended = lead.ended() => ended,
+        ended = reconcile.ended() => ended,
         Some(ended) = tasks.join_next() => ended.context("run a task").flatten(),
     };
     tracing::info!("stopping");

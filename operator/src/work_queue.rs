@@ -1,9 +1,10 @@
-//! Work queue: each key at most once, never processed twice at a time, earliest first.
+//! Work queue: each key at most once, never processed twice at a time, earliest first, and urgent ones before ordinary
+//! ones.
 //!
 //! The number of objects bounds its length, since a key that waits already is not added again.
 
 use std::{
-    collections::{BTreeSet, HashMap, HashSet},
+    collections::{BTreeSet, HashMap},
     hash::{BuildHasher, Hash, RandomState},
     sync::{Mutex, MutexGuard, PoisonError},
     time::Duration,
@@ -24,18 +25,42 @@ const LONGEST_FAILURE_PAUSE: Duration = Duration::from_mins(5);
 const FIRST_REFUSAL_PAUSE: Duration = Duration::from_secs(10);
 const LONGEST_REFUSAL_PAUSE: Duration = Duration::from_mins(5);
 
+/// Ordinary keys have one of so many turns while urgent ones are due all the time.
+const ORDINARY_TURN: u32 = 8;
+
+/// Class of a key that is due.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum WorkClass {
+    /// Changes of the whole fleet.
+    #[default]
+    Ordinary,
+    /// Something that a person waits for.
+    Urgent,
+}
+
 /// Result of processing a key; it decides about the next try.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WorkResult {
     /// Nothing is left to do.
     Done,
-    /// There is more to do at this time.
+    /// There is more to do at this time. Says nothing about the tries before.
     RetryAt(Instant),
     /// The object changed meanwhile.
     Conflict,
     Failed,
     /// It is too early, by the word of the API server.
     TooEarly,
+}
+
+/// Figures of a queue, for metrics.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QueueFigures {
+    /// Keys that are due and wait.
+    pub depth: usize,
+    /// Time since which the first of them is due.
+    pub oldest: Duration,
+    /// Tries again after conflicts, failures and refusals.
+    pub retries: u64,
 }
 
 /// A queue of keys with due times.
@@ -48,12 +73,22 @@ pub struct WorkQueue<K> {
 
 #[derive(Debug)]
 struct QueueState<K> {
-    due: HashMap<K, Instant>,
-    order: BTreeSet<(Instant, K)>,
-    /// Keys that are being processed.
-    running: HashSet<K>,
+    ordinary: DueKeys<K>,
+    urgent: DueKeys<K>,
+    /// Keys that are being processed, with their class.
+    running: HashMap<K, WorkClass>,
     /// Tries in a row that were not successful.
     tries: HashMap<K, FailedTries>,
+    /// Urgent keys in a row while an ordinary one was due.
+    urgent_turns: u32,
+    retries: u64,
+}
+
+/// Keys of one class.
+#[derive(Debug)]
+struct DueKeys<K> {
+    times: HashMap<K, Instant>,
+    order: BTreeSet<(Instant, K)>,
 }
 
 /// Tries of a key since its last success, by what became of them: a lost race says nothing about failures.
@@ -89,10 +124,12 @@ impl<K: Clone + Ord + Hash> WorkQueue<K> {
     /// An empty queue.
     pub fn new() -> Self {
         let state = QueueState {
-            due: HashMap::new(),
-            order: BTreeSet::new(),
-            running: HashSet::new(),
+            ordinary: DueKeys::new(),
+            urgent: DueKeys::new(),
+            running: HashMap::new(),
             tries: HashMap::new(),
+            urgent_turns: 0,
+            retries: 0,
         };
         Self {
             state: Mutex::new(state),
@@ -101,9 +138,14 @@ impl<K: Clone + Ord + Hash> WorkQueue<K> {
         }
     }
 
-    /// Adds a key that is due at a time. If the key waits already, the earlier time holds.
+    /// Adds an ordinary key that is due at a time. If the key waits already, the earlier time holds.
     pub fn add(&self, key: K, at: Instant) {
-        self.lock().add(key, at);
+        self.add_as(WorkClass::Ordinary, key, at);
+    }
+
+    /// Adds a key of a class that is due at a time. A key may wait in both classes; the first turn is for both.
+    pub fn add_as(&self, class: WorkClass, key: K, at: Instant) {
+        self.lock().add(class, key, at);
         self.changed.notify_waiters();
     }
 
@@ -116,13 +158,10 @@ impl<K: Clone + Ord + Hash> WorkQueue<K> {
             changed.as_mut().enable();
             let due = {
                 let mut state = self.lock();
-                match state.first() {
-                    Some((at, key)) if at <= Instant::now() => {
-                        state.start(&key, at);
-                        return key;
-                    }
-                    first => first.map(|(at, _)| at),
+                if let Some(key) = state.start_next(Instant::now()) {
+                    return key;
                 }
+                state.next_time()
             };
             match due {
                 Some(due) => tokio::select! { () = sleep_until(due) => {}, () = changed => {} },
@@ -134,26 +173,42 @@ impl<K: Clone + Ord + Hash> WorkQueue<K> {
     /// Ends the processing of a key and, unless it is done, adds it again; pauses grow with each try of the same result.
     pub fn done(&self, key: K, result: WorkResult) {
         let mut state = self.lock();
-        state.running.remove(&key);
+        let class = state.running.remove(&key).unwrap_or_default();
         let now = Instant::now();
         match result {
             WorkResult::Done => {
                 state.tries.remove(&key);
             }
-            WorkResult::RetryAt(at) => {
-                state.tries.remove(&key);
-                state.add(key, at);
-            }
+            WorkResult::RetryAt(at) => state.add(class, key, at),
             WorkResult::Conflict | WorkResult::Failed | WorkResult::TooEarly => {
                 let tries = state.tries.entry(key.clone()).or_default();
                 let pause = tries.pause_after(result);
                 // Up to a fifth longer, so that keys that failed together are not retried together.
                 let share = u32::try_from(self.jitter.hash_one((&key, tries.total())) % 1000).unwrap_or(0);
-                state.add(key, now + pause + pause * share / 5000);
+                state.retries += 1;
+                state.add(class, key, now + pause + pause * share / 5000);
             }
         }
         drop(state);
         self.changed.notify_waiters();
+    }
+
+    /// Returns the figures of this moment.
+    pub fn figures(&self) -> QueueFigures {
+        let (state, now) = (self.lock(), Instant::now());
+        let urgent = state.urgent.due(now);
+        let is_urgent = |key: &K| state.urgent.times.get(key).is_some_and(|at| *at <= now);
+        let ordinary = state.ordinary.due(now).filter(|(_, key)| !is_urgent(key));
+        let (mut depth, mut oldest) = (0, Duration::ZERO);
+        for (at, _) in urgent.chain(ordinary) {
+            depth += 1;
+            oldest = oldest.max(now.duration_since(*at));
+        }
+        QueueFigures {
+            depth,
+            oldest,
+            retries: state.retries,
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, QueueState<K>> {
@@ -163,27 +218,77 @@ impl<K: Clone + Ord + Hash> WorkQueue<K> {
 }
 
 impl<K: Clone + Ord + Hash> QueueState<K> {
+    fn add(&mut self, class: WorkClass, key: K, at: Instant) {
+        match class {
+            WorkClass::Ordinary => self.ordinary.add(key, at),
+            WorkClass::Urgent => self.urgent.add(key, at),
+        }
+    }
+
+    /// Starts the next key that is due.
+    fn start_next(&mut self, now: Instant) -> Option<K> {
+        let urgent = self.urgent.first(&self.running).filter(|(at, _)| *at <= now);
+        let ordinary = self.ordinary.first(&self.running).filter(|(at, _)| *at <= now);
+        let ((_, key), class) = match (urgent, ordinary) {
+            (Some(urgent), Some(_)) if self.urgent_turns + 1 < ORDINARY_TURN => {
+                self.urgent_turns += 1;
+                (urgent, WorkClass::Urgent)
+            }
+            (_, Some(ordinary)) => {
+                self.urgent_turns = 0;
+                (ordinary, WorkClass::Ordinary)
+            }
+            (Some(urgent), None) => (urgent, WorkClass::Urgent),
+            (None, None) => return None,
+        };
+        let key = key.clone();
+        self.ordinary.remove(&key);
+        self.urgent.remove(&key);
+        self.running.insert(key.clone(), class);
+        Some(key)
+    }
+
+    /// Returns the time at which the next key is due.
+    fn next_time(&self) -> Option<Instant> {
+        let both = [&self.urgent, &self.ordinary].map(|keys| keys.first(&self.running).map(|(at, _)| *at));
+        both.into_iter().flatten().min()
+    }
+}
+
+impl<K: Clone + Ord + Hash> DueKeys<K> {
+    fn new() -> Self {
+        Self {
+            times: HashMap::new(),
+            order: BTreeSet::new(),
+        }
+    }
+
     fn add(&mut self, key: K, at: Instant) {
-        match self.due.get(&key) {
+        match self.times.get(&key) {
             Some(due) if *due <= at => return,
             Some(due) => {
                 self.order.remove(&(*due, key.clone()));
             }
             None => {}
         }
-        self.due.insert(key.clone(), at);
+        self.times.insert(key.clone(), at);
         self.order.insert((at, key));
     }
 
-    /// Returns the first key that is not running. Few run at a time, so few are skipped.
-    fn first(&self) -> Option<(Instant, K)> {
-        self.order.iter().find(|(_, key)| !self.running.contains(key)).cloned()
+    fn remove(&mut self, key: &K) {
+        if let Some((key, at)) = self.times.remove_entry(key) {
+            self.order.remove(&(at, key));
+        }
     }
 
-    fn start(&mut self, key: &K, at: Instant) {
-        self.due.remove(key);
-        self.order.remove(&(at, key.clone()));
-        self.running.insert(key.clone());
+    /// Returns the keys that are due, in order.
+    fn due(&self, now: Instant) -> impl Iterator<Item = &(Instant, K)> {
+        self.order.iter().take_while(move |(at, _)| *at <= now)
+    }
+
+    /// Returns the first key that is not running. Few run at a time, so few are skipped.
+    fn first(&self, running: &HashMap<K, WorkClass>) -> Option<&(Instant, K)> {
+        self.order.iter().find(|(_, key)| !running.contains_key(key))
     }
 }
 
@@ -297,6 +402,100 @@ mod tests {
         }
         queue.next().await;
         assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn urgent_key_is_first_and_ordinary_ones_have_one_of_eight_turns() {
+        let urgent: Vec<String> = (10..30).map(|index| format!("u{index}")).collect();
+        let queue = WorkQueue::new();
+        let now = Instant::now();
+        for key in ["o1", "o2"] {
+            queue.add(key, now);
+        }
+        for key in &urgent {
+            queue.add_as(WorkClass::Urgent, key.as_str(), now);
+        }
+        let mut turns = Vec::new();
+        for _ in 0..22 {
+            let key = queue.next().await;
+            queue.done(key, WorkResult::Done);
+            turns.push(key);
+        }
+        let ordinary: Vec<_> = turns
+            .iter()
+            .enumerate()
+            .filter(|(_, key)| key.starts_with('o'))
+            .collect();
+        assert_eq!(ordinary, [(7, &"o1"), (15, &"o2")]);
+        assert!(turns.iter().filter(|key| key.starts_with('u')).eq(&urgent));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn ordinary_key_that_becomes_urgent_has_one_turn() {
+        let queue = WorkQueue::new();
+        let now = Instant::now();
+        for key in ["a", "b"] {
+            queue.add(key, now);
+        }
+        queue.add_as(WorkClass::Urgent, "b", now);
+        assert_eq!((queue.next().await, queue.next().await), ("b", "a"));
+        queue.done("b", WorkResult::Done);
+        queue.done("a", WorkResult::Done);
+        assert!(idle(&queue).await);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn urgent_moment_in_the_future_makes_no_ordinary_key_urgent() {
+        let queue = WorkQueue::new();
+        let now = Instant::now();
+        queue.add_as(WorkClass::Urgent, "a", now + Duration::from_mins(1));
+        for key in ["b", "a"] {
+            queue.add(key, now);
+        }
+        queue.add_as(WorkClass::Urgent, "c", now);
+        for expected in ["c", "a", "b"] {
+            let key = queue.next().await;
+            assert_eq!(key, expected);
+            queue.done(key, WorkResult::Done);
+        }
+        advance(Duration::from_mins(2)).await;
+        assert!(idle(&queue).await, "its turn was for both");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn figures_count_each_key_that_is_due_once() {
+        let queue = WorkQueue::new();
+        let now = Instant::now();
+        queue.add("a", now);
+        queue.add_as(WorkClass::Urgent, "a", now + Duration::from_secs(1));
+        queue.add("b", now + Duration::from_secs(2));
+        queue.add("later", now + Duration::from_mins(1));
+        advance(Duration::from_secs(5)).await;
+        let figures = queue.figures();
+        assert_eq!((figures.depth, figures.retries), (2, 0));
+        assert!(figures.oldest >= Duration::from_secs(4), "{figures:?}");
+        let key = queue.next().await;
+        queue.done(key, WorkResult::Conflict);
+        assert_eq!((queue.figures().depth, queue.figures().retries), (1, 1));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn key_that_is_retried_later_keeps_its_pauses() {
+        let queue = WorkQueue::new();
+        queue.add("a", Instant::now());
+        for _ in 0..3 {
+            let key = queue.next().await;
+            queue.done(key, WorkResult::Failed);
+        }
+        // Somebody adds it, and it is too early for another reason.
+        queue.add("a", Instant::now());
+        let key = queue.next().await;
+        queue.done(key, WorkResult::RetryAt(Instant::now() + Duration::from_secs(1)));
+        let key = queue.next().await;
+        let before = Instant::now();
+        queue.done(key, WorkResult::Failed);
+        queue.next().await;
+        assert!(before.elapsed() >= Duration::from_secs(40), "{:?}", before.elapsed());
     }
 
     #[tokio::test(start_paused = true)]

@@ -25,7 +25,7 @@ mod worker;
 
 pub use cluster_writer::ClusterWriter;
 pub use results::WriteResults;
-pub use worker::{MAX_CONCURRENT_WRITES, WriteRequest, WriteWorker};
+pub use worker::{MAX_PLANNED_WRITES, WriteRequest, WriteWorker};
 
 #[cfg(test)]
 mod tests;

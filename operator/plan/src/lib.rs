@@ -73,7 +73,8 @@ pub use node::{
     hold::NodeHold,
     permit::RolloutPermit,
     plan::NodePlan,
-    planner::{plan_node, plan_node_with_permit},
+    planner::{plan_node, plan_node_with_permit, plan_writes, preview_node},
+    settled::SettledNode,
     stale_resources::{StaleResources, find_stale_resources},
 };
 pub use node_drain::{NodeDrain, evicted_after};

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `planner` | the plan for one node, from start to end |
 //! | `plan` | the result: writes, and the outcome of each policy |
+//! | `settled` | the node once its plan is carried out |
 //! | `permit` | the permit of a node to change its configuration |
 //! | `desired` | everything that the matching policies want together, and the plan that follows |
 //! | `compose` | merges what several policies want; finds disagreements |
@@ -35,6 +36,7 @@ pub mod permit;
 pub mod plan;
 pub mod planner;
 pub mod preview;
+pub mod settled;
 pub mod stale_resources;
 pub mod startup_taint;
 pub mod taints;

@@ -3,6 +3,7 @@
 use crate::{
     events::OperatorEvent,
     index::{evictions::EvictionKey, work::WorkKey},
+    work_queue::WorkClass,
 };
 use jiff::Timestamp;
 
@@ -10,6 +11,7 @@ use jiff::Timestamp;
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct QueuedKey {
     pub key: WorkKey,
+    pub class: WorkClass,
     /// Due time; `None` is now.
     pub at: Option<Timestamp>,
 }
@@ -28,14 +30,29 @@ pub struct Effects {
 }
 
 impl Effects {
-    /// Queues a key that is due now.
+    /// Queues a key that is due now, in the class of its kind.
     pub fn queue(&mut self, key: WorkKey) {
-        self.queued.push(QueuedKey { key, at: None });
+        self.queue_as(key.class(), key);
     }
 
-    /// Queues a key that is due at a time.
+    /// Queues a key of a class that is due now.
+    pub fn queue_as(&mut self, class: WorkClass, key: WorkKey) {
+        self.queued.push(QueuedKey { key, class, at: None });
+    }
+
+    /// Queues a key that is due at a time, in the class of its kind.
     pub fn queue_at(&mut self, key: WorkKey, at: Timestamp) {
-        self.queued.push(QueuedKey { key, at: Some(at) });
+        let (class, at) = (key.class(), Some(at));
+        self.queued.push(QueuedKey { key, class, at });
+    }
+
+    /// Queues a node for the moment at which its plan changes by itself, such as the end of a grace.
+    pub fn recheck(&mut self, node: &str, at: Timestamp) {
+        self.queued.push(QueuedKey {
+            key: WorkKey::Node(node.to_owned()),
+            class: WorkClass::Urgent,
+            at: Some(at),
+        });
     }
 
     /// Drops a key that would be due now; later times stay.

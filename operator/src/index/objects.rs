@@ -8,8 +8,8 @@ use crate::index::{
 use gpunode_crds::{ConditionType, GpuNodePolicy, GpuNodePolicyStatus, PolicyMode};
 use gpunode_plan::{
     AgentImages, Deselections, GpuNodeChange, GpuNodeFacts, NodeContext, NodeDrain, NodeFacts, NodeHold, NodePlan,
-    PodEviction, PodName, Policy, PolicyRemovals, PolicySet, RejectedPod, RolloutPermit, evictions, find_deselections,
-    gpu_mismatch, missing_owner, plan_node_with_permit,
+    PodEviction, PodName, Policy, PolicyNodeStatus, PolicyRemovals, PolicySet, RejectedPod, RolloutPermit, evictions,
+    find_deselections, gpu_mismatch, missing_owner, plan_writes, preview_node,
 };
 use jiff::Timestamp;
 use kube::ResourceExt;
@@ -87,6 +87,12 @@ impl Objects {
     /// A policy as the planner reads it.
     pub fn policy(&self, name: &str) -> Option<&Policy> {
         self.set.get(name)
+    }
+
+    /// Returns the names of the policies in mode Preview.
+    pub fn previewed(&self) -> impl Iterator<Item = &String> {
+        let previewed = self.set.iter().filter(|policy| policy.mode == PolicyMode::Preview);
+        previewed.map(|policy| &policy.name)
     }
 
     /// Makes the set of policies again after one changed.
@@ -263,7 +269,7 @@ impl Objects {
     }
 
     /// Returns the plan for one node; `None` for a node that does not exist. Taints of the policies in `taint_permits` may evict
-    /// pods.
+    /// pods. Previews are left out.
     pub fn plan(
         &self,
         permit: RolloutPermit,
@@ -271,6 +277,38 @@ impl Objects {
         node: &str,
         now: Timestamp,
     ) -> Option<NodePlan> {
+        self.in_context(taint_permits, node, now, |context, gpu_node| {
+            let mut plan = plan_writes(permit, &self.set, context);
+            let dra_ends = self.dra_nodes.grace_end(context.node, gpu_node, now);
+            plan.recheck = [plan.recheck, dra_ends].into_iter().flatten().min();
+            if plan.gpu_node == GpuNodeChange::None && !matches!(plan.hold, Some(NodeHold::Ignored)) {
+                // The next plan brings the conditions.
+                if let Some(change) = missing_owner(context) {
+                    plan.gpu_node = change;
+                    plan.conditions = None;
+                }
+            }
+            plan
+        })
+    }
+
+    /// Returns the status on one node of those of the policies `names` in mode Preview that match it.
+    pub fn previews(&self, names: &BTreeSet<String>, node: &str, now: Timestamp) -> BTreeMap<String, PolicyNodeStatus> {
+        let statuses = self.in_context(&BTreeSet::new(), node, now, |context, _| {
+            preview_node(&self.set, names, context)
+        });
+        statuses.unwrap_or_default()
+    }
+
+    /// Calls `plan` with everything that is known of a node, and with the `GpuNode` of its name. Returns `None` for a
+    /// node that does not exist.
+    fn in_context<R>(
+        &self,
+        taint_permits: &BTreeSet<String>,
+        node: &str,
+        now: Timestamp,
+        plan: impl FnOnce(NodeContext<'_>, Option<&GpuNode>) -> R,
+    ) -> Option<R> {
         let facts = self.nodes.get(node)?;
         let (departing, missing) = (self.removals.departing(node), self.removals.missing(node, now));
         let gpu_node = self.gpu_nodes.get(node).map(Arc::as_ref);
@@ -282,17 +320,7 @@ impl Objects {
             .with_taint_permits(taint_permits)
             .departing(&departing)
             .missing(&missing);
-        let mut plan = plan_node_with_permit(permit, &self.set, context);
-        let dra_ends = self.dra_nodes.grace_end(facts, gpu_node, now);
-        plan.recheck = [plan.recheck, dra_ends].into_iter().flatten().min();
-        if plan.gpu_node == GpuNodeChange::None && !matches!(plan.hold, Some(NodeHold::Ignored)) {
-            // The next plan brings the conditions.
-            if let Some(change) = missing_owner(context) {
-                plan.gpu_node = change;
-                plan.conditions = None;
-            }
-        }
-        Some(plan)
+        Some(plan(context, gpu_node))
     }
 
     /// Returns the pods that `plan` evicts from a node.

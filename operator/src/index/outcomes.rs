@@ -162,7 +162,22 @@ impl OutcomeIndex {
         Some((policy, &mut self.tallies.get_mut(&**policy)?.rollout))
     }
 
-    /// Drops the sums of policies that do not exist.
+    /// Prepares the sums of a policy for plans with another spec: ready nodes count as updating until they are planned
+    /// again, since nobody knows, and no permit of a rollout is used before.
+    pub fn await_plans(&mut self, policy: &str) {
+        let Some(tally) = self.tallies.get_mut(policy) else {
+            return;
+        };
+        tally.rollout.take_back();
+        tally.taint_rollout.take_back();
+        for statuses in self.nodes.values_mut() {
+            if let Some((_, status)) = statuses.iter_mut().find(|(known, _)| **known == *policy) {
+                tally.unsettle(Arc::make_mut(status));
+            }
+        }
+    }
+
+    /// Drops the sums of policies that do not exist. No node may have an outcome of one: it would be subtracted later.
     pub fn retain(&mut self, exists: impl Fn(&str) -> bool) {
         self.tallies.retain(|policy, _| exists(policy));
     }
@@ -278,6 +293,24 @@ mod tests {
             "nothing is made anew that is known"
         );
         assert_eq!(all.plain.len(), 1);
+    }
+
+    #[test]
+    fn ready_nodes_of_an_edited_policy_are_updating_until_they_are_counted_again() {
+        let mut all = OutcomeIndex::default();
+        for node in ["a", "b"] {
+            all.put(node, outcomes(PolicyOutcome::Ready));
+        }
+        all.put("c", outcomes(PolicyOutcome::failed(Reason::NodeNotReady, "m")));
+        let counts = |all: &OutcomeIndex| {
+            let counts = all.tally("p").unwrap().counts();
+            (counts.ready, counts.updating, counts.failed)
+        };
+        all.await_plans("p");
+        assert_eq!(counts(&all), (0, 2, 1));
+        assert_eq!(all.put("a", outcomes(PolicyOutcome::Ready)).len(), 1);
+        all.put("b", PolicyNodeStatuses::new());
+        assert_eq!(counts(&all), (1, 0, 1));
     }
 
     #[test]

@@ -2,6 +2,7 @@ use super::*;
 use crate::index::{
     cache::{DeletedObject, WatchUpdate},
     daemonsets::ALWAYS,
+    effects::QueuedKey,
     watched_policy::{UnreadablePolicy, WatchedPolicy},
 };
 use gpunode_crds::{GpuNode, GpuNodeSpec, Reason};
@@ -23,8 +24,10 @@ use std::sync::Arc;
 mod absences;
 mod dra;
 mod figures;
+mod previews;
 mod removals;
 mod rollouts;
+mod sweeps;
 mod taints;
 
 /// An index, and the effects of the last change.
@@ -35,16 +38,18 @@ struct Scene {
 }
 
 impl Scene {
-    /// An index that has synced with an empty cluster.
+    /// An index of a leader that has synced with an empty cluster.
     fn synced() -> Self {
         let mut scene = Self::not_synced();
         scene.list(IndexMessage::Policies, vec![]);
         scene.list(IndexMessage::Nodes, vec![]);
         scene.list(IndexMessage::GpuNodes, vec![]);
         scene.list(IndexMessage::DaemonSets, vec![]);
+        scene.lead();
         scene
     }
 
+    /// An index of a standby without any list.
     fn not_synced() -> Self {
         let pods = AgentPodSettings {
             namespace: "ns".to_owned(),
@@ -68,8 +73,50 @@ impl Scene {
         self.apply_at(Timestamp::UNIX_EPOCH, message);
     }
 
+    /// Applies a message, and makes all plans that are due then.
     fn apply_at(&mut self, now: Timestamp, message: IndexMessage) {
         self.go(|index, _, effects| index.apply(message, now, effects));
+        self.settle(now);
+    }
+
+    /// Begins to lead, and makes all plans that are due then.
+    fn lead(&mut self) {
+        self.go(ClusterIndex::lead);
+        self.settle(Timestamp::UNIX_EPOCH);
+    }
+
+    /// Makes all plans that are due. Keys of nodes stay queued where there is a write or a permit.
+    fn settle(&mut self, now: Timestamp) {
+        loop {
+            let queued = std::mem::take(&mut self.effects.queued);
+            let is_due = |queued: &QueuedKey| match &queued.key {
+                WorkKey::Node(name) => queued.at.is_none() && self.index.is_plan_due(name),
+                WorkKey::Sweep | WorkKey::Previews => queued.at.is_none_or(|at| at <= now),
+                _ => false,
+            };
+            let (due, others): (Vec<_>, Vec<_>) = queued.into_iter().partition(is_due);
+            self.effects.queued = others;
+            if due.is_empty() {
+                return;
+            }
+            for QueuedKey { key, class, .. } in due {
+                let WorkKey::Node(name) = &key else {
+                    assert_eq!(self.index.planned_write(&key, now, &mut self.effects), None);
+                    continue;
+                };
+                if !self.index.is_plan_due(name) {
+                    continue;
+                }
+                let plan = self.index.plan(name, now, &mut self.effects);
+                self.index.advance_rollouts(&mut self.effects);
+                let rollout = self.index.outcomes.rollout_of(name);
+                let is_permitted = rollout.is_some_and(|(_, rollout)| rollout.is_granted(name));
+                let is_permitted = is_permitted || !self.index.outcomes.taint_permits(name).is_empty();
+                if plan.is_some_and(|plan| plan.has_work() || is_permitted) {
+                    self.effects.queue_as(class, key);
+                }
+            }
+        }
     }
 
     fn list<T>(&mut self, message: fn(WatchUpdate<T>) -> IndexMessage, objects: Vec<T>) {
@@ -83,6 +130,7 @@ impl Scene {
                 index.apply(update, now, effects);
             }
         });
+        self.settle(now);
     }
 
     /// The API server accepts a request of a write.
@@ -241,7 +289,13 @@ fn nothing_is_planned_before_every_cache_has_synced() {
         scene.effects
     );
     scene.list(IndexMessage::Policies, vec![]);
-    assert_eq!(scene.queued(), [&node("a")], "no policy wants the label on the node");
+    assert!(
+        scene.queued().is_empty(),
+        "a standby plans nothing: {:?}",
+        scene.effects
+    );
+    scene.lead();
+    assert_eq!(scene.due_nodes(), ["a"], "no policy wants the label on the node");
 }
 
 #[test]
@@ -287,7 +341,7 @@ fn status_follows_the_node_until_nothing_is_left_to_write() {
         );
         scene.write_daemonset(name, |_| {});
     }
-    scene.go(ClusterIndex::queue_everything);
+    scene.lead();
     let expected = ALWAYS.map(|name| WorkKey::DaemonSet(name.to_owned()));
     assert!(
         expected.iter().all(|key| scene.queued().contains(&key)),
@@ -305,7 +359,7 @@ fn status_follows_the_node_until_nothing_is_left_to_write() {
             WorkKey::Node(name) => scene.node_write(name).is_none(),
             WorkKey::DaemonSet(name) => scene.index.daemonset_write(name).is_none(),
             WorkKey::PolicyStatus(name) => scene.index.policy_status_write(name, Timestamp::now()).is_none(),
-            WorkKey::Removal(_) => false,
+            WorkKey::Removal(_) | WorkKey::Sweep | WorkKey::Previews => false,
         };
         assert!(is_settled, "{key:?}");
     }
@@ -365,7 +419,7 @@ fn conflict_is_an_event_when_it_comes_and_when_it_goes_but_not_for_a_new_leader(
         .map(|event| (event.reason.as_str(), event.is_warning))
         .collect();
     assert_eq!(told, [(Reason::KeyOwnedByAnother.as_str(), true)]);
-    scene.go(ClusterIndex::queue_everything);
+    scene.lead();
     assert!(scene.effects.events.is_empty());
     scene.set_node("n", &json!({"pool": "a"}));
     let told: Vec<_> = scene
@@ -981,6 +1035,7 @@ fn edit_and_deletion_of_a_policy_have_no_grace_and_a_restart_grants_it_where_the
         scene.list(IndexMessage::GpuNodes, vec![]);
         scene.list(IndexMessage::DaemonSets, vec![]);
         scene.list(IndexMessage::Policies, vec![WatchedPolicy::Readable(Box::new(policy))]);
+        scene.lead();
         assert_eq!(patch_at(&mut scene, 1).is_none(), is_kept, "{observed:?}");
     }
 }

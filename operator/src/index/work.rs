@@ -1,6 +1,6 @@
 //! Keys of the work queue, and the write that each needs.
 
-use crate::metrics::WorkKind;
+use crate::{metrics::WorkKind, work_queue::WorkClass};
 use gpunode_crds::{GpuNodePolicy, GpuNodePolicyStatus};
 use gpunode_plan::{ConditionsChange, GpuNodeChange};
 use k8s_openapi::api::apps::v1::DaemonSet;
@@ -17,22 +17,36 @@ pub enum WorkKey {
     PolicyStatus(String),
     /// The removal of what a policy wrote that is gone, by name: it needs no write of its own.
     Removal(String),
+    /// The next nodes of a sweep: it queues them. Comes after them, so that they are planned first.
+    Sweep,
+    /// The next nodes of a pass for previews.
+    Previews,
 }
 
 impl WorkKey {
-    /// Name of the object.
+    /// Name of the object; empty for work on all nodes.
     pub fn name(&self) -> &str {
         match self {
             Self::Node(name) | Self::DaemonSet(name) | Self::PolicyStatus(name) | Self::Removal(name) => name,
+            Self::Sweep | Self::Previews => "",
+        }
+    }
+
+    /// Class of the work where nothing else is known. There may be thousands of nodes; of the others there are few, and
+    /// people look at them.
+    pub fn class(&self) -> WorkClass {
+        match self {
+            Self::Node(_) | Self::Sweep | Self::Previews => WorkClass::Ordinary,
+            Self::DaemonSet(_) | Self::PolicyStatus(_) | Self::Removal(_) => WorkClass::Urgent,
         }
     }
 
     /// Kind of the work, for metrics.
     pub fn kind(&self) -> WorkKind {
         match self {
-            Self::Node(_) | Self::Removal(_) => WorkKind::Node,
+            Self::Node(_) | Self::Removal(_) | Self::Sweep => WorkKind::Node,
             Self::DaemonSet(_) => WorkKind::DaemonSet,
-            Self::PolicyStatus(_) => WorkKind::Status,
+            Self::PolicyStatus(_) | Self::Previews => WorkKind::Status,
         }
     }
 }

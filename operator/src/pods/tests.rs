@@ -109,6 +109,7 @@ impl Scene {
             reconciler.handle(message);
         }
         reconciler.lead();
+        reconciler.take_due();
         let client = Client::new(service, "ns");
         let context = PodContext {
             index,
@@ -127,6 +128,12 @@ impl Scene {
             client,
             requests,
         }
+    }
+
+    /// Lets the reconciler know, and make the plans that are due then.
+    fn handle(&mut self, message: IndexMessage) {
+        self.reconciler.handle(message);
+        self.reconciler.take_due();
     }
 
     fn requests(&self) -> Vec<SentRequest> {

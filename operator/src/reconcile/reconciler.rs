@@ -13,8 +13,8 @@ use crate::{
     leader_election::Leadership,
     metrics::OperatorMetrics,
     reconcile::{shared_index::IndexOwner, status_pace::StatusPace, summary_publisher::SummaryPublisher},
-    work_queue::{WorkQueue, WorkResult},
-    write::{MAX_CONCURRENT_WRITES, WriteRequest},
+    work_queue::{QueueFigures, WorkQueue, WorkResult},
+    write::{MAX_PLANNED_WRITES, WriteRequest},
 };
 use jiff::Timestamp;
 use std::{sync::Arc, time::Duration};
@@ -34,7 +34,8 @@ pub struct ReconcilerOutputs {
     pub deletes_rejected_pods: watch::Sender<bool>,
 }
 
-/// The one task that changes the index. A standby only keeps its index up to date.
+/// The one task that changes the index. It makes the plans too, one at a time between messages. A standby only keeps
+/// its index up to date.
 pub struct Reconciler {
     index: IndexOwner,
     outputs: ReconcilerOutputs,
@@ -43,6 +44,7 @@ pub struct Reconciler {
     status_pace: StatusPace,
     summary: SummaryPublisher,
     is_leading: bool,
+    /// Writes that are planned or under way.
     writes_in_flight: usize,
 }
 
@@ -70,7 +72,7 @@ impl Reconciler {
     pub async fn run(mut self, mut messages: mpsc::Receiver<IndexMessage>, mut leadership: Leadership) {
         loop {
             let may_lead = !self.is_leading && self.index.lock().has_synced();
-            let may_write = self.is_leading && self.writes_in_flight < MAX_CONCURRENT_WRITES;
+            let may_write = self.is_leading && self.writes_in_flight < MAX_PLANNED_WRITES;
             let summary_due = self.summary.due();
             let mut leadership_of_writes = leadership.clone();
             let next_key = async {
@@ -91,10 +93,10 @@ impl Reconciler {
         }
     }
 
-    /// Begins to lead: queues everything. From here on consequences are seen to.
+    /// Begins to lead: plans every node in a sweep. From here on consequences are seen to.
     pub fn lead(&mut self) {
         self.is_leading = true;
-        self.change(ClusterIndex::queue_everything);
+        self.change(ClusterIndex::lead);
         tracing::info!("caches are synced; reconciling");
     }
 
@@ -112,12 +114,17 @@ impl Reconciler {
         }
     }
 
-    /// Computes the write of a key and hands it to the workers.
+    /// Computes the write of a key and hands it to the workers, some writes ahead of them: no connection waits for a
+    /// plan.
     fn reconcile(&mut self, key: WorkKey) {
         if let WorkKey::PolicyStatus(policy) = &key
             && let Some(at) = self.status_pace.not_before(policy)
         {
             return self.queue.done(key, WorkResult::RetryAt(at));
+        }
+        if key == WorkKey::Sweep {
+            let QueueFigures { depth, oldest, retries } = self.queue.figures();
+            tracing::debug!(depth, ?oldest, retries, "the next nodes of a sweep join the queue");
         }
         let Some(write) = self.change(|index, now, effects| index.planned_write(&key, now, effects)) else {
             self.metrics.reconciled(key.kind());
@@ -154,7 +161,8 @@ impl Reconciler {
             let after = queued
                 .at
                 .map(|at| Duration::try_from(at.duration_since(now)).unwrap_or_default());
-            self.queue.add(queued.key, start + after.unwrap_or_default());
+            self.queue
+                .add_as(queued.class, queued.key, start + after.unwrap_or_default());
         }
         for event in effects.events {
             self.outputs.events.send(event);
@@ -164,6 +172,17 @@ impl Reconciler {
         }
         for node in effects.drains {
             self.outputs.drains.add(node, start);
+        }
+    }
+}
+
+#[cfg(test)]
+impl Reconciler {
+    /// Takes every key that is due, as [`Reconciler::run`] would. Nobody carries the writes out.
+    pub fn take_due(&mut self) {
+        while let Some(key) = futures::FutureExt::now_or_never(self.queue.next()) {
+            self.reconcile(key.clone());
+            self.queue.done(key, WorkResult::Done);
         }
     }
 }

@@ -48,7 +48,7 @@ impl SummaryPublisher {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::index::{cache::WatchUpdate, effects::Effects, message::IndexMessage};
+    use crate::index::{effects::Effects, message::IndexMessage};
     use gpunode_plan::{AgentImages, AgentPodSettings, HostPaths};
     use jiff::Timestamp;
     use tokio::time::advance;
@@ -73,11 +73,14 @@ mod tests {
         let due = publisher.due().unwrap();
         assert_eq!(due - Instant::now(), INTERVAL);
         for message in [
-            IndexMessage::Policies(WatchUpdate::Listed(vec![])),
-            IndexMessage::Nodes(WatchUpdate::Listed(vec![])),
-            IndexMessage::GpuNodes(WatchUpdate::Listed(vec![])),
-            IndexMessage::DaemonSets(WatchUpdate::Listed(vec![])),
-        ] {
+            IndexMessage::list(IndexMessage::Policies, vec![]),
+            IndexMessage::list(IndexMessage::Nodes, vec![]),
+            IndexMessage::list(IndexMessage::GpuNodes, vec![]),
+            IndexMessage::list(IndexMessage::DaemonSets, vec![]),
+        ]
+        .into_iter()
+        .flatten()
+        {
             index.apply(message, Timestamp::now(), &mut Effects::default());
             publisher.changed(&index);
         }

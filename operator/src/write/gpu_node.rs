@@ -55,7 +55,7 @@ pub async fn write_gpu_node(writer: &ClusterWriter, name: &str, change: GpuNodeC
         }
         GpuNodeChange::Delete { uid, resource_version } => delete(writer, name, uid, resource_version).await?,
     }
-    tracing::info!(node = name, "wrote configuration");
+    tracing::debug!(node = name, "wrote configuration");
     Ok(())
 }
 
@@ -130,7 +130,7 @@ pub async fn write_conditions(
     let patched = gpu_nodes.patch_status(name, &params, &Patch::Apply(patch)).await;
     let patched = patched.map_err(WriteError::request(format!("patch status of gpunode {name}")))?;
     slot.accepted(WorkKind::GpuNode, updated(patched));
-    tracing::info!(node = name, "wrote conditions");
+    tracing::debug!(node = name, "wrote conditions");
     Ok(())
 }
 

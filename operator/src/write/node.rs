@@ -54,7 +54,7 @@ async fn patch_node(writer: &ClusterWriter, name: &str, patch: Option<JsonPatch>
         Err(source) => return Err(rejected(&nodes, name, &patch, format!("patch node {name}"), source, slot).await),
     };
     slot.accepted(WorkKind::Node, Some(written(node)));
-    tracing::info!(node = name, "wrote labels, taints and record");
+    tracing::debug!(node = name, "wrote labels, taints and record");
     Ok(())
 }
 
@@ -74,7 +74,7 @@ async fn patch_node_status(writer: &ClusterWriter, name: &str, patch: Option<Jso
         }
     };
     slot.accepted(WorkKind::Node, Some(written(node)));
-    tracing::info!(node = name, "removed stale resources from node status");
+    tracing::debug!(node = name, "removed stale resources from node status");
     Ok(())
 }
 

@@ -13,7 +13,7 @@ use crate::{
         rejected_patch::RejectedPatch,
     },
 };
-use gpunode_crds::{GpuNodePolicy, GpuNodePolicyStatus};
+use gpunode_crds::{GpuNodePolicy, GpuNodePolicyStatus, NodeCounts};
 use gpunode_plan::PatchBuilder;
 use kube::{Api, ResourceExt, api::Patch};
 use serde_json::json;
@@ -27,6 +27,24 @@ pub async fn write_policy_status(
     let slot = writer.results.reserve().await?;
     let version = sent.policy.resource_version().unwrap_or_default();
     let returned = replace_status(writer, name, &version, &sent.status).await?;
+    let NodeCounts {
+        matched,
+        ready,
+        updating,
+        failed,
+        conflicted,
+        ..
+    } = sent.status.nodes.unwrap_or_default();
+    // The status is written once a second at most. Each node has a line at the level debug.
+    tracing::info!(
+        policy = name,
+        matched,
+        ready,
+        updating,
+        failed,
+        conflicted,
+        "nodes of the policy"
+    );
     // A response that cannot be parsed is no failure to write; the watch brings it too.
     let returned = returned.into_object().map(Box::new);
     let object = returned.map(|returned| WrittenObject::PolicyStatus { returned, sent });

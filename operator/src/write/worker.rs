@@ -19,7 +19,9 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 
 /// Writes at a time: enough to hide the latency of the API server, and no burden to it.
-pub const MAX_CONCURRENT_WRITES: usize = 4;
+const MAX_CONCURRENT_WRITES: usize = 4;
+/// Writes that are planned or under way: the next one of each worker is planned while it waits for the API server.
+pub const MAX_PLANNED_WRITES: usize = 2 * MAX_CONCURRENT_WRITES;
 /// The longest that the writes of one key may take, without the times at which the client holds them back.
 const TIMEOUT: Duration = Duration::from_secs(10);
 

@@ -97,6 +97,13 @@ impl PolicyRollout {
         next
     }
 
+    /// Takes back the permits that no node has used, until the next [`PolicyRollout::advance`].
+    pub fn take_back(&mut self) {
+        while let Some(node) = self.granted.pop_first() {
+            self.pending.insert((self.refusal_of(&node), node));
+        }
+    }
+
     /// Returns true if a pending node has a permit.
     pub fn is_granted(&self, node: &str) -> bool {
         self.granted.contains(node) || (self.writing.contains(node) && self.stopped.is_empty())

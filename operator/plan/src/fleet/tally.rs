@@ -15,6 +15,9 @@ pub struct PolicyTally {
     updating: usize,
     failed: BTreeMap<String, (Reason, String)>,
     conflicted: BTreeMap<String, (Reason, String)>,
+    /// Numbers of further nodes that failed or conflict, of which nothing is kept.
+    more_failed: usize,
+    more_conflicted: usize,
     /// Failed and conflicted nodes that work: somebody has to act there.
     blocked: BTreeSet<String>,
     previews: BTreeMap<String, NodePreview>,
@@ -76,6 +79,35 @@ impl PolicyTally {
         self.taint_rollout.put(node, taint_stage.as_ref());
     }
 
+    /// Counts a node after all those with lesser names. Keeps no more than a status shows, however many nodes there
+    /// are; such a tally cannot stop counting a node.
+    pub fn add_in_order(&mut self, node: &str, mut status: PolicyNodeStatus) {
+        if self.previews.len() >= MAX_PREVIEW {
+            status.preview = None;
+        }
+        match &status.outcome {
+            Some(PolicyOutcome::Failed { .. }) if self.failed.len() >= MAX_FAILURES => self.more_failed += 1,
+            Some(PolicyOutcome::Conflicted { .. }) if self.conflicted.len() >= MAX_FAILURES => {
+                self.more_conflicted += 1;
+            }
+            _ => return self.add(node, &status),
+        }
+        self.previews
+            .extend(status.preview.map(|preview| (node.to_owned(), preview)));
+    }
+
+    /// Counts a ready node as updating from now on.
+    pub fn unsettle(&mut self, status: &mut PolicyNodeStatus) {
+        if status.outcome != Some(PolicyOutcome::Ready) {
+            return;
+        }
+        let is_lost = status.overridden.as_ref().is_some_and(|lost| lost.is_whole);
+        self.ready = self.ready.saturating_sub(1);
+        self.updating += 1;
+        self.lost = self.lost.saturating_sub(usize::from(is_lost));
+        status.outcome = Some(PolicyOutcome::Updating);
+    }
+
     /// Takes a node out of both rollouts.
     pub fn leave_rollouts(&mut self, node: &str) {
         self.rollout.put(node, None);
@@ -111,12 +143,14 @@ impl PolicyTally {
     /// Returns the counts.
     pub fn counts(&self) -> NodeCounts {
         let number = |count: usize| i32::try_from(count).unwrap_or(i32::MAX);
+        let failed = self.failed.len() + self.more_failed;
+        let conflicted = self.conflicted.len() + self.more_conflicted;
         NodeCounts {
-            matched: number(self.ready + self.updating + self.failed.len() + self.conflicted.len()),
+            matched: number(self.ready + self.updating + failed + conflicted),
             ready: number(self.ready),
             updating: number(self.updating),
-            failed: number(self.failed.len()),
-            conflicted: number(self.conflicted.len()),
+            failed: number(failed),
+            conflicted: number(conflicted),
             overridden: number(self.overridden.len()),
         }
     }
@@ -262,6 +296,45 @@ mod tests {
             tally.remove(&index.to_string(), outcome);
         }
         assert_eq!(tally, PolicyTally::default());
+    }
+
+    #[test]
+    fn ready_node_that_is_unsettled_counts_as_updating_and_can_be_removed() {
+        let mut tally = PolicyTally::default();
+        let mut status = full(PolicyOutcome::Ready);
+        tally.add("a", &status);
+        assert_eq!(tally.lost_nodes(), 1);
+        tally.unsettle(&mut status);
+        assert_eq!(
+            (tally.counts().ready, tally.counts().updating, tally.lost_nodes()),
+            (0, 1, 0)
+        );
+        tally.remove("a", &PolicyOutcome::Updating);
+        assert_eq!(tally, PolicyTally::default());
+    }
+
+    #[test]
+    fn tally_in_order_counts_every_node_and_keeps_what_a_status_shows() {
+        let (mut tally, mut whole) = (PolicyTally::default(), PolicyTally::default());
+        for index in 0..500 {
+            let outcome = match index % 3 {
+                0 => PolicyOutcome::failed(Reason::NodeNotReady, "m"),
+                1 => PolicyOutcome::conflicted(Reason::EqualPriority, "m"),
+                _ => PolicyOutcome::Updating,
+            };
+            let status = PolicyNodeStatus {
+                preview: Some(NodePreview::default()),
+                ..outcome.into()
+            };
+            let node = format!("node-{index:03}");
+            whole.add(&node, &status);
+            tally.add_in_order(&node, status);
+        }
+        assert_eq!(tally.counts(), whole.counts());
+        assert_eq!(tally.failures(), whole.failures());
+        assert_eq!(tally.previews(), whole.previews());
+        assert_eq!(tally.first_conflicted(), whole.first_conflicted());
+        assert_eq!((tally.failed.len(), tally.previews.len()), (MAX_FAILURES, MAX_PREVIEW));
     }
 
     #[test]

@@ -30,7 +30,8 @@ use crate::{
         patches::NodeClaims,
         permit::RolloutPermit,
         plan::NodePlan,
-        stale_resources::find_stale_resources,
+        settled::SettledNode,
+        stale_resources::{StaleResources, find_stale_resources},
         startup_taint::{DevicePromise, StartupTaints},
         taints::{current_taints, desired_taints, taint_conflicts},
         unhealthy_taint::{has_rule, unhealthy_taints},
@@ -387,7 +388,43 @@ impl<'a> DesiredNode<'a> {
             plan.overridden.extend(lost.map(|lost| (policy.name.clone(), lost)));
             plan.recheck = earliest([plan.recheck, recheck]);
         }
-        (plan, claims.facts_after(node, new_record))
+        let after = claims.facts_after(node, new_record);
+        plan.settled = self.settled(&plan, &stale, &after, context);
+        (plan, after)
+    }
+
+    /// Returns the node `after` its patch, with the outcomes then; none where something may be left to do.
+    fn settled(
+        &self,
+        plan: &NodePlan,
+        stale: &StaleResources,
+        after: &NodeFacts,
+        context: NodeContext<'_>,
+    ) -> Option<Box<SettledNode>> {
+        let is_last = plan.patch.is_some()
+            && plan.recheck.is_none()
+            && stale.remove.is_empty()
+            && plan.conflicts.is_empty()
+            && plan.disagreements.is_empty()
+            && plan.leaving.is_empty()
+            && plan.taint_stages.is_empty()
+            && plan.drain.is_empty()
+            && self.held_back.is_empty()
+            && self.kept_policy.is_none()
+            && !self.keeps_resources;
+        if !is_last {
+            return None;
+        }
+        let mut outcomes = BTreeMap::new();
+        for policy in &self.matched {
+            let (outcome, recheck) = self.outcome(policy, plan, false, context);
+            if recheck.is_some() {
+                return None;
+            }
+            outcomes.insert(policy.name.clone(), outcome);
+        }
+        let facts = after.clone();
+        Some(Box::new(SettledNode { facts, outcomes }))
     }
 
     /// Returns the resources that the governing policy may advertise, and those that the agent still reports. A reported name

@@ -2,7 +2,7 @@
 
 use crate::{
     gpu_node::{change::GpuNodeChange, conditions::ConditionsChange},
-    node::{compose::Disagreement, conflicts::KeyConflict, hold::NodeHold},
+    node::{compose::Disagreement, conflicts::KeyConflict, hold::NodeHold, settled::SettledNode},
     node_drain::NodeDrain,
     outcome::{PolicyNodeStatus, PolicyOutcome, PolicyOverride},
     rollout_stage::RolloutStage,
@@ -55,6 +55,8 @@ pub struct NodePlan {
     pub waits: bool,
     /// Moment to plan again though nothing changed.
     pub recheck: Option<Timestamp>,
+    /// The node once `patch` is carried out, where that leaves nothing else to do on the Node itself.
+    pub settled: Option<Box<SettledNode>>,
 }
 
 impl NodePlan {
@@ -87,24 +89,43 @@ impl NodePlan {
         self.taint_stages.values().any(|stage| *stage == RolloutStage::Pending)
     }
 
+    /// Returns the node once the plan is carried out; none unless the patch is its only write and nothing is left to do
+    /// then.
+    pub fn settled_node(&self) -> Option<&SettledNode> {
+        let is_only_write =
+            self.status_patch.is_none() && self.gpu_node == GpuNodeChange::None && self.conditions.is_none();
+        self.settled.as_deref().filter(|_| is_only_write && self.hold.is_none())
+    }
+
+    /// Returns the status of each policy once the plan is carried out, on a node of which that is known.
+    pub fn settled_statuses(&self) -> Option<BTreeMap<String, PolicyNodeStatus>> {
+        self.settled_node().map(|settled| self.statuses(&settled.outcomes))
+    }
+
     /// Returns the status of each policy on the node. With an `error` of the last write, policies that are updating fail:
     /// nobody waits for such a node.
     pub fn policy_statuses_after(&self, error: Option<&str>) -> BTreeMap<String, PolicyNodeStatus> {
         let error = error.filter(|_| !self.is_settled());
-        let status = |(name, outcome): (&String, &PolicyOutcome)| {
+        let outcome = |(name, outcome): (&String, &PolicyOutcome)| {
             let failed = error.filter(|_| *outcome == PolicyOutcome::Updating && self.matched.contains(name));
             let outcome = failed.map_or_else(
                 || outcome.clone(),
                 |error| PolicyOutcome::failed(Reason::WriteFailed, error),
             );
+            (name.clone(), outcome)
+        };
+        self.statuses(&self.outcomes.iter().map(outcome).collect())
+    }
+
+    fn statuses(&self, outcomes: &BTreeMap<String, PolicyOutcome>) -> BTreeMap<String, PolicyNodeStatus> {
+        let status = |(name, outcome): (&String, &PolicyOutcome)| {
             let governs = self.governing.as_ref() == Some(name);
             let waiting = if governs { self.waiting.clone() } else { Vec::new() };
             let stage = self.stage.clone().filter(|_| governs);
-            let outcome = Some(outcome);
             (
                 name.clone(),
                 PolicyNodeStatus {
-                    outcome,
+                    outcome: Some(outcome.clone()),
                     preview: self.previews.get(name).cloned(),
                     waiting,
                     gpu_refusal: self.gpu_refusal.clone().filter(|_| governs),
@@ -114,7 +135,7 @@ impl NodePlan {
                 },
             )
         };
-        let mut statuses: BTreeMap<_, _> = self.outcomes.iter().map(status).collect();
+        let mut statuses: BTreeMap<_, _> = outcomes.iter().map(status).collect();
         if let (Some(governing), Some(stage)) = (&self.governing, &self.stage) {
             statuses
                 .entry(governing.clone())

@@ -19,18 +19,56 @@ use crate::{
         plan::NodePlan,
         preview::preview_of,
     },
+    outcome::PolicyNodeStatus,
     record::node_record::NodeRecord,
     time::earliest,
 };
 use gpunode_crds::{IGNORE_LABEL, PolicyMode};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Plans one node as if it had a permit to change.
 pub fn plan_node(policies: &PolicySet, context: NodeContext<'_>) -> NodePlan {
     plan_node_with_permit(RolloutPermit::Granted, policies, context)
 }
 
-/// Plans one node.
+/// Plans one node, with the previews of all policies in mode Preview.
 pub fn plan_node_with_permit(permit: RolloutPermit, policies: &PolicySet, context: NodeContext<'_>) -> NodePlan {
+    let (mut plan, after) = plan_and_result(permit, policies, context);
+    add_previews(&mut plan, policies, |_| true, context.with_node(&after));
+    plan
+}
+
+/// Plans one node without previews, each of which would cost another plan.
+pub fn plan_writes(permit: RolloutPermit, policies: &PolicySet, context: NodeContext<'_>) -> NodePlan {
+    plan_and_result(permit, policies, context).0
+}
+
+/// Returns the status of those of the policies `names` in mode Preview that match a node.
+pub fn preview_node(
+    policies: &PolicySet,
+    names: &BTreeSet<String>,
+    context: NodeContext<'_>,
+) -> BTreeMap<String, PolicyNodeStatus> {
+    let (mut plan, after) = plan_and_result(RolloutPermit::Withheld, policies, context);
+    plan.outcomes.clear();
+    let is_wanted = |policy: &Policy| names.contains(&policy.name);
+    add_previews(&mut plan, policies, is_wanted, context.with_node(&after));
+    let NodePlan {
+        outcomes, mut previews, ..
+    } = plan;
+    let statuses = outcomes.into_iter().map(|(name, outcome)| {
+        let preview = previews.remove(&name);
+        let status = PolicyNodeStatus {
+            preview,
+            ..outcome.into()
+        };
+        (name, status)
+    });
+    statuses.collect()
+}
+
+/// Plans one node without previews. Returns the plan, and the node once it is carried out.
+fn plan_and_result(permit: RolloutPermit, policies: &PolicySet, context: NodeContext<'_>) -> (NodePlan, NodeFacts) {
     let is_ignored = context.node.labels.contains_key(IGNORE_LABEL);
     let (mut plan, after) = if is_ignored {
         let plan = NodePlan {
@@ -45,7 +83,7 @@ pub fn plan_node_with_permit(permit: RolloutPermit, policies: &PolicySet, contex
         keep_stage(&mut plan, policies, context);
     }
     if is_ignored {
-        return plan;
+        return (plan, after);
     }
     if let Some(outdated) = context.outdated {
         // The next plan creates the one of this node.
@@ -59,17 +97,22 @@ pub fn plan_node_with_permit(permit: RolloutPermit, policies: &PolicySet, contex
         plan.gpu_node = change;
         plan.conditions = None;
     }
-    add_previews(&mut plan, policies, context.with_node(&after));
-    plan
+    (plan, after)
 }
 
-/// Adds the effect of each matching policy in mode Preview. `context` has the node as it is once the plan is carried out.
-fn add_previews(plan: &mut NodePlan, policies: &PolicySet, context: NodeContext<'_>) {
+/// Adds the effect of each matching policy in mode Preview that `is_wanted`. `context` has the node as it is once the
+/// plan is carried out.
+fn add_previews(
+    plan: &mut NodePlan,
+    policies: &PolicySet,
+    is_wanted: impl Fn(&Policy) -> bool,
+    context: NodeContext<'_>,
+) {
     let mut previewed = policies
         .iter()
-        .filter(|policy| policy.mode == PolicyMode::Preview)
+        .filter(|policy| policy.mode == PolicyMode::Preview && is_wanted(policy))
         .peekable();
-    if previewed.peek().is_none() {
+    if previewed.peek().is_none() || matches!(plan.hold, Some(NodeHold::Ignored)) {
         return;
     }
     // Both plans are simulated: a taint that ends by itself is no effect of the policy.

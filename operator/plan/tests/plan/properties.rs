@@ -232,6 +232,20 @@ proptest! {
     }
 
     #[test]
+    fn node_that_a_plan_calls_settled_is_as_the_next_plan_finds_it(mut world in touched(), policies in policies()) {
+        let first = world.converge(&policies);
+        if let Some(settled) = first.settled_node() {
+            prop_assert!(settled.is(&world.facts()), "{:?} is not {:?}", world.facts(), settled);
+            let second = world.plan(&policies);
+            prop_assert!(second.is_settled(), "{:?}", second);
+            let mut statuses = second.policy_statuses_after(None);
+            // Those in mode Preview are computed elsewhere.
+            statuses.retain(|name, _| second.matched.contains(name));
+            prop_assert_eq!(first.settled_statuses().unwrap(), statuses);
+        }
+    }
+
+    #[test]
     fn without_a_permit_no_taint_evicts_pods_and_all_else_is_as_with_one(mut world in untouched(), policies in policies()) {
         let mut waiting = world.clone();
         let (facts, permits) = (waiting.facts(), BTreeSet::new());

@@ -124,16 +124,19 @@ impl ConvergedCluster {
         node.metadata.labels.as_mut().unwrap().remove("x").unwrap();
 
         let start = Instant::now();
-        self.set(&node);
+        let message = IndexMessage::Nodes(WatchUpdate::applied(NodeFacts::of(&node)));
+        self.scene.go(|index, now, effects| index.apply(message, now, effects));
         let (mut patches, mut statuses) = (0, 0);
-        for queued in std::mem::take(&mut self.scene.effects.queued) {
+        // The plan of the node queues the statuses.
+        while let Some(queued) = self.scene.effects.queued.pop() {
             match queued.key {
+                _ if queued.at.is_some() => {}
                 WorkKey::Node(name) => patches += usize::from(black_box(self.scene.node_write(&name)).is_some()),
                 WorkKey::PolicyStatus(name) => {
                     let work = self.scene.index.policy_status_write(&name, Timestamp::UNIX_EPOCH);
                     statuses += usize::from(black_box(work).is_some());
                 }
-                WorkKey::DaemonSet(name) | WorkKey::Removal(name) => panic!("no event of a node concerns {name}"),
+                key => panic!("no event of a node concerns {key:?}"),
             }
         }
         let elapsed = start.elapsed();
@@ -175,7 +178,7 @@ impl ConvergedCluster {
 
     /// Returns the number of writes that a new leader would make.
     fn writes(&mut self) -> usize {
-        self.scene.go(ClusterIndex::queue_everything);
+        self.scene.lead();
         let keys: Vec<_> = std::mem::take(&mut self.scene.effects.queued)
             .into_iter()
             .map(|queued| queued.key)
@@ -183,7 +186,7 @@ impl ConvergedCluster {
         let mut due = |key: &WorkKey| match key {
             WorkKey::Node(name) => self.scene.node_write(name).is_some(),
             WorkKey::PolicyStatus(name) => self.scene.index.policy_status_write(name, Timestamp::now()).is_some(),
-            WorkKey::DaemonSet(_) | WorkKey::Removal(_) => false,
+            WorkKey::DaemonSet(_) | WorkKey::Removal(_) | WorkKey::Sweep | WorkKey::Previews => false,
         };
         keys.into_iter().filter(|key| due(key)).count()
     }

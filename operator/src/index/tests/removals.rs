@@ -27,6 +27,7 @@ impl Scene {
         let key = WorkKey::Removal("p".to_owned());
         let write = self.go(|index, _, effects| index.planned_write(&key, at(second), effects));
         assert_eq!(write, None);
+        self.settle(at(second));
         self.due_nodes().into_iter().map(str::to_owned).collect()
     }
 
@@ -118,7 +119,7 @@ fn policy_that_is_missing_from_the_first_list_has_a_minute_to_come_back() {
     scene.list(IndexMessage::DaemonSets, vec![]);
     scene.list(IndexMessage::Policies, vec![]);
     assert!(scene.due_nodes().is_empty(), "{:?}", scene.effects);
-    scene.go(ClusterIndex::queue_everything);
+    scene.lead();
     assert!(scene.queued().contains(&&WorkKey::Removal("p".to_owned())));
     assert_eq!(scene.events().first().map(|(reason, _)| *reason), Some("PolicyMissing"));
     assert!(scene.due_nodes().is_empty(), "{:?}", scene.effects);
@@ -193,7 +194,7 @@ fn daemonset_whose_policy_is_gone_has_a_minute_and_one_of_somebody_else_stays() 
     restarted.list(IndexMessage::Nodes, vec![]);
     restarted.list(IndexMessage::GpuNodes, vec![]);
     restarted.list(IndexMessage::DaemonSets, vec![known.clone(), other]);
-    restarted.go(ClusterIndex::queue_everything);
+    restarted.lead();
     assert_eq!(
         restarted.events().first().map(|(reason, _)| *reason),
         Some("PolicyMissing")
@@ -269,6 +270,7 @@ fn what_another_policy_wants_waits_while_a_missing_policy_may_come_back() {
     assert_eq!(patch_at(&mut scene, 59), None, "label, agent and record stay");
     let recheck = QueuedKey {
         key: node("n"),
+        class: WorkClass::Urgent,
         at: Some(at(60)),
     };
     assert!(scene.effects.queued.contains(&recheck), "{:?}", scene.effects);

@@ -1,7 +1,6 @@
 //! Turns in a rollout.
 
 use super::*;
-use crate::index::effects::QueuedKey;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use std::collections::BTreeMap;
 
@@ -9,7 +8,7 @@ mod requests;
 
 const NODES: [&str; 4] = ["a", "b", "c", "d"];
 
-fn spec(pass: bool, rollout: &str) -> String {
+pub fn spec(pass: bool, rollout: &str) -> String {
     format!("{{nodeSelector: {{}}, devicePlugin: {{passDeviceSpecs: {pass}}}, rollout: {rollout}}}")
 }
 
@@ -22,7 +21,7 @@ enum Agent {
 
 impl Scene {
     /// Four nodes that have applied their first configuration.
-    fn governed(rollout: &str) -> Self {
+    pub fn governed(rollout: &str) -> Self {
         let mut scene = Self::synced();
         scene.set_policy("p", &spec(false, rollout));
         for name in NODES {
@@ -109,7 +108,7 @@ impl Scene {
     }
 
     /// A node in a future version.
-    fn known(&self, name: &str) -> NodeFacts {
+    pub fn known(&self, name: &str) -> NodeFacts {
         NodeFacts {
             resource_version: "999999".to_owned(),
             ..(**self.index.objects.nodes.get(name).unwrap()).clone()
@@ -153,6 +152,7 @@ fn nodes_change_one_after_the_other_in_the_order_of_their_names() {
             .filter(|it| *it != name)
             .map(|it| QueuedKey {
                 key: node(it),
+                class: WorkClass::Ordinary,
                 at: None,
             })
             .collect();
@@ -201,7 +201,7 @@ fn stop_outlasts_the_label_ignore_on_the_node_that_failed() {
         ..scene.known("a")
     };
     scene.apply(IndexMessage::Nodes(WatchUpdate::applied(ignored)));
-    scene.go(ClusterIndex::queue_everything);
+    scene.lead();
     assert!(NODES.iter().all(|name| !scene.work_on(name)));
     assert!(
         scene.ready().starts_with("False RolloutStopped: stopped: node a"),
@@ -242,14 +242,14 @@ fn refused_write_delays_no_other_node() {
 fn new_leader_goes_on_where_the_old_one_was() {
     let mut scene = Scene::governed("{}");
     scene.set_policy("p", &spec(true, "{}"));
-    scene.go(ClusterIndex::queue_everything);
+    scene.lead();
     assert_eq!(
         scene.due_nodes(),
         ["a"],
         "the turns that a standby granted are not lost"
     );
     assert!(scene.work_on("a"));
-    scene.go(ClusterIndex::queue_everything);
+    scene.lead();
     assert_eq!(scene.due_nodes(), [""; 0]);
 }
 

@@ -1,7 +1,6 @@
 //! Taints that evict pods reach a part of the nodes at a time.
 
 use super::*;
-use crate::index::effects::QueuedKey;
 use gpunode_plan::NodeDrain;
 
 const NODES: [&str; 3] = ["a", "b", "c"];
@@ -68,6 +67,7 @@ fn next_node_gets_its_turn_at_the_deadline_although_pods_stay() {
     assert!(scene.due_nodes().is_empty());
     assert!(scene.effects.queued.contains(&QueuedKey {
         key: node("a"),
+        class: WorkClass::Urgent,
         at: Some(at(300))
     }));
     scene.go(|index, _, effects| index.node_write("a", at(300), effects));
@@ -88,7 +88,7 @@ fn node_that_refuses_the_taint_lets_the_others_go_first() {
 fn new_leader_goes_on_where_the_one_before_was() {
     let mut scene = Scene::evicting();
     scene.write_node("a");
-    scene.go(ClusterIndex::queue_everything);
+    scene.lead();
     assert_eq!(
         (scene.effects.drains.clone(), scene.due_nodes()),
         (vec!["a".to_owned()], vec![])
@@ -104,6 +104,7 @@ fn new_leader_goes_on_where_the_one_before_was() {
     other.list(IndexMessage::Nodes, facts);
     other.list(IndexMessage::GpuNodes, vec![]);
     other.list(IndexMessage::DaemonSets, vec![]);
+    other.lead();
     assert_eq!(
         (other.effects.drains.clone(), other.due_nodes()),
         (vec!["a".to_owned()], vec![])

@@ -32,9 +32,7 @@ fn tainted() -> NodeFacts {
 fn evicting(pods: Value) -> Scene {
     let mut scene = Scene::new(EVICTING, "{}", move |_| (200, pods.clone()));
     let node = Box::new(tainted());
-    scene
-        .reconciler
-        .handle(IndexMessage::Written(WrittenObject::Node(node)));
+    scene.handle(IndexMessage::Written(WrittenObject::Node(node)));
     scene
 }
 
@@ -71,7 +69,7 @@ async fn end_of_the_last_pod_is_told_once() {
         matches!(&message, IndexMessage::Drained { node, .. } if node == "n"),
         "{message:?}"
     );
-    scene.reconciler.handle(message);
+    scene.handle(message);
     scene.requests();
     assert_eq!(watcher.check("n").await, WorkResult::Done);
     assert!(scene.requests().is_empty(), "nothing is left to look at");
@@ -81,8 +79,6 @@ async fn end_of_the_last_pod_is_told_once() {
 async fn failed_list_is_repeated() {
     let mut scene = Scene::new(EVICTING, "{}", |_| (500, status(500, "InternalError")));
     let node = Box::new(tainted());
-    scene
-        .reconciler
-        .handle(IndexMessage::Written(WrittenObject::Node(node)));
+    scene.handle(IndexMessage::Written(WrittenObject::Node(node)));
     assert_eq!(watcher(&scene).0.check("n").await, WorkResult::Failed);
 }

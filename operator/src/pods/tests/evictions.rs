@@ -120,7 +120,7 @@ async fn holder_of_a_recovered_device_is_not_read() {
     let mut healthy = GpuNode::new("n", serde_yaml::from_str("{}").unwrap());
     healthy.metadata.resource_version = Some("3".to_owned());
     let message = IndexMessage::GpuNodes(WatchUpdate::applied(GpuNodeFacts::of(healthy)));
-    scene.reconciler.handle(message);
+    scene.handle(message);
     assert_eq!(evict(&scene.context, &key).await, WorkResult::Done);
     assert_eq!(scene.requests(), []);
 }

@@ -133,9 +133,7 @@ async fn failed_pods_are_watched_only_while_a_policy_wants_them_deleted() {
     let policy = |scene: &mut Scene, spec: &str, version: &str| {
         let mut policy = GpuNodePolicy::new("p", serde_yaml::from_str(spec).unwrap());
         policy.metadata.resource_version = Some(version.to_owned());
-        scene
-            .reconciler
-            .handle(IndexMessage::Policies(WatchUpdate::applied(policy.into())));
+        scene.handle(IndexMessage::Policies(WatchUpdate::applied(policy.into())));
     };
     policy(&mut scene, DELETES, "2");
     assert!(timeout(Duration::from_millis(10), &mut work).await.is_err());

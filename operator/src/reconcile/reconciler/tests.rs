@@ -23,6 +23,11 @@ struct Scene {
 impl Scene {
     /// Runs a reconciler of this leadership, on one node with one policy.
     fn run(leadership: Leadership, node: &Value, policy: &Value) -> Self {
+        Self::run_on(leadership, vec![facts(node)], policy)
+    }
+
+    /// Runs a reconciler of this leadership, on nodes with one policy.
+    fn run_on(leadership: Leadership, nodes: Vec<NodeFacts>, policy: &Value) -> Self {
         let pods = AgentPodSettings {
             namespace: "ns".to_owned(),
             image: "image".to_owned(),
@@ -30,7 +35,7 @@ impl Scene {
             paths: HostPaths::default(),
         };
         let (index, _) = IndexOwner::new(ClusterIndex::new(pods, true));
-        let (write_sender, writes) = mpsc::channel(MAX_CONCURRENT_WRITES);
+        let (write_sender, writes) = mpsc::channel(MAX_PLANNED_WRITES);
         let outputs = ReconcilerOutputs {
             writes: write_sender,
             events: event_channel().0,
@@ -42,7 +47,7 @@ impl Scene {
         let policy = GpuNodePolicy::new("p", serde_json::from_value(policy.clone()).unwrap());
         for message in [
             IndexMessage::list(IndexMessage::Policies, vec![policy.into()]),
-            IndexMessage::list(IndexMessage::Nodes, vec![facts(node)]),
+            IndexMessage::list(IndexMessage::Nodes, nodes),
             IndexMessage::list(IndexMessage::GpuNodes, vec![]),
             IndexMessage::list(IndexMessage::DaemonSets, vec![]),
         ]
@@ -85,6 +90,36 @@ fn node() -> Value {
     json!({"metadata": {"name": "n", "uid": "u", "resourceVersion": "1", "labels": {"a": "b"}, "annotations": {"a": "b"}}})
 }
 
+fn fleet(size: usize) -> Vec<NodeFacts> {
+    let node = |index| {
+        let name = format!("n-{index:05}");
+        json!({"metadata": {"name": name, "uid": name, "resourceVersion": "1", "annotations": {"a": "b"}}})
+    };
+    (0..size).map(|index| facts(&node(index))).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn new_node_is_written_before_the_rest_of_a_sweep() {
+    let policy = json!({"nodeSelector": {}, "labels": {"x": "y"}});
+    let mut scene = Scene::run_on(leading(), fleet(500), &policy);
+    let mut written = Vec::new();
+    while let Some(WriteRequest { key, .. }) = scene.next_write().await {
+        let is_new = key == WorkKey::Node("new".to_owned());
+        if matches!(key, WorkKey::Node(_)) {
+            written.push(key.clone());
+        }
+        if is_new {
+            break;
+        }
+        if written.len() == 100 {
+            let new = json!({"metadata": {"name": "new", "uid": "new", "resourceVersion": "2"}});
+            scene.send(IndexMessage::Nodes(WatchUpdate::applied(facts(&new)))).await;
+        }
+        scene.accept(key).await;
+    }
+    assert!(written.len() <= 100 + 2 * MAX_PLANNED_WRITES, "{}", written.len());
+}
+
 #[tokio::test(start_paused = true)]
 async fn standby_writes_nothing() {
     let policy = json!({"nodeSelector": {}, "labels": {"x": "y"}});
@@ -115,14 +150,14 @@ async fn next_plan_of_a_node_sees_what_the_last_write_returned() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn no_more_writes_are_under_way_than_there_are_workers() {
-    let policy = json!({"nodeSelector": {}, "labels": {"x": "y"}, "devicePlugin": {}});
-    let mut scene = Scene::run(leading(), &node(), &policy);
+async fn each_worker_has_its_next_write_planned_and_no_more() {
+    let policy = json!({"nodeSelector": {}, "labels": {"x": "y"}});
+    let mut scene = Scene::run_on(leading(), fleet(2 * MAX_PLANNED_WRITES), &policy);
     let mut keys = Vec::new();
     while let Some(request) = scene.next_write().await {
         keys.push(request.key);
     }
-    assert_eq!(keys.len(), MAX_CONCURRENT_WRITES, "{keys:?}");
+    assert_eq!(keys.len(), MAX_PLANNED_WRITES, "{keys:?}");
     scene.accept(keys.remove(0)).await;
     assert!(scene.next_write().await.is_some());
 }

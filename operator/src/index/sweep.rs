@@ -1,0 +1,256 @@
+//! Sweeps: the plans of all nodes that are due after an edit of policies, and on a process that begins to lead. A few
+//! nodes at a time join the work queue, by name.
+//!
+//! | during a sweep | policies that were edited, on a new leader all | other policies |
+//! |---|---|---|
+//! | permits of rollouts | none is granted, since stages are of the spec before | as always |
+//! | status | waits a second for the end; on a new leader, whose counts begin at zero, until the end | as always |
+
+use jiff::{SignedDuration, Timestamp};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+/// Nodes that join the queue together. Some milliseconds of planning: everything else has its turn in between.
+const SLICE: usize = 32;
+/// Time for which the status of an edited policy waits for the end of the sweep.
+const STATUS_WAIT: SignedDuration = SignedDuration::from_secs(1);
+
+/// The sweep under way, if any.
+#[derive(Debug, Default)]
+pub struct Sweep {
+    /// Nodes that are not planned yet, with the number of the first edit that they miss.
+    waiting: HashMap<String, u64>,
+    /// Those that have not joined the queue, by falling name.
+    to_queue: Vec<String>,
+    /// Policies that were edited, by name.
+    edits: BTreeMap<String, PolicyEdit>,
+    /// Number of the last edit.
+    last_edit: u64,
+    is_under_way: bool,
+    /// True until a process that begins to lead has planned every node.
+    is_first: bool,
+}
+
+#[derive(Debug)]
+struct PolicyEdit {
+    /// Number of its last edit.
+    last: u64,
+    /// Moment of its first edit in this sweep.
+    since: Timestamp,
+}
+
+/// Policies whose nodes are all planned.
+#[derive(Debug, PartialEq)]
+pub enum SweepEnd {
+    /// The sweep of a process that began to lead.
+    First,
+    /// The sweep after edits of these policies.
+    Edits(Vec<String>),
+}
+
+/// Time for which a status waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StatusHold {
+    UntilEnd,
+    Until(Timestamp),
+}
+
+impl Sweep {
+    /// Begins the sweep of a process that begins to lead.
+    pub fn begin_first(&mut self, nodes: Vec<String>) {
+        self.is_first = true;
+        self.begin(nodes, &BTreeSet::new(), Timestamp::UNIX_EPOCH);
+    }
+
+    /// Begins a sweep after an edit. One under way begins again, since each node needs a plan with this edit.
+    pub fn begin(&mut self, mut nodes: Vec<String>, edited: &BTreeSet<String>, now: Timestamp) {
+        self.is_under_way = true;
+        self.last_edit += 1;
+        for policy in edited {
+            let edit = self.edits.entry(policy.clone()).or_insert(PolicyEdit {
+                last: self.last_edit,
+                since: now,
+            });
+            edit.last = self.last_edit;
+        }
+        nodes.sort_unstable_by(|a, b| b.cmp(a));
+        let mut before = std::mem::take(&mut self.waiting);
+        let last_edit = self.last_edit;
+        let waiting = nodes.iter().map(|node| {
+            let missed = before.remove(node).unwrap_or(last_edit);
+            (node.clone(), missed)
+        });
+        self.waiting = waiting.collect();
+        self.to_queue = nodes;
+    }
+
+    /// Returns the nodes that join the queue next; none once all have.
+    pub fn next_slice(&mut self) -> Vec<String> {
+        let mut slice = Vec::with_capacity(SLICE);
+        while slice.len() < SLICE
+            && let Some(node) = self.to_queue.pop()
+        {
+            if self.waiting.contains_key(&node) {
+                slice.push(node);
+            }
+        }
+        slice
+    }
+
+    /// Returns true if the sweep has to plan a node.
+    pub fn is_waiting(&self, node: &str) -> bool {
+        self.waiting.contains_key(node)
+    }
+
+    /// Returns true if the next plan of a node is the first one on this process since it leads.
+    pub fn is_first_plan(&self, node: &str) -> bool {
+        self.is_first && self.is_waiting(node)
+    }
+
+    /// Returns true if a policy was edited since a node was planned last.
+    pub fn is_edited(&self, policy: &str, node: &str) -> bool {
+        let missed = self.waiting.get(node).zip(self.edits.get(policy));
+        missed.is_some_and(|(first, edit)| *first <= edit.last)
+    }
+
+    /// Records the plan of a node. Returns what ended with it, if anything.
+    pub fn planned(&mut self, node: &str) -> Option<SweepEnd> {
+        self.waiting.remove(node)?;
+        self.end()
+    }
+
+    /// Ends the sweep if no node waits. Returns nothing if there is none under way.
+    pub fn end(&mut self) -> Option<SweepEnd> {
+        if !self.waiting.is_empty() || !std::mem::take(&mut self.is_under_way) {
+            return None;
+        }
+        self.to_queue = Vec::new();
+        self.waiting = HashMap::new();
+        let edits = std::mem::take(&mut self.edits);
+        Some(if std::mem::take(&mut self.is_first) {
+            SweepEnd::First
+        } else {
+            SweepEnd::Edits(edits.into_keys().collect())
+        })
+    }
+
+    /// Returns true if a process that begins to lead has not planned every node.
+    pub fn is_first(&self) -> bool {
+        self.is_first
+    }
+
+    /// Returns true if the stages of a policy's nodes may be those of an earlier spec, or not be known.
+    pub fn holds_rollout(&self, policy: &str) -> bool {
+        self.is_first || self.edits.contains_key(policy)
+    }
+
+    /// Returns how long the status of a policy waits; none if it does not.
+    pub fn status_hold(&self, policy: &str, now: Timestamp) -> Option<StatusHold> {
+        if self.is_first {
+            return Some(StatusHold::UntilEnd);
+        }
+        // A clock that goes back makes none wait longer than from now.
+        let since = self.edits.get(policy)?.since.min(now);
+        let until = since.checked_add(STATUS_WAIT).ok()?;
+        (now < until).then_some(StatusHold::Until(until))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(nodes: &[&str]) -> Vec<String> {
+        nodes.iter().map(|node| (*node).to_owned()).collect()
+    }
+
+    fn edited(policy: &str) -> BTreeSet<String> {
+        BTreeSet::from([policy.to_owned()])
+    }
+
+    fn at(milliseconds: i64) -> Timestamp {
+        Timestamp::from_millisecond(milliseconds).unwrap()
+    }
+
+    #[test]
+    fn nodes_join_by_name_and_the_last_plan_ends_the_sweep() {
+        let mut sweep = Sweep::default();
+        sweep.begin(names(&["b", "c", "a"]), &edited("p"), at(0));
+        assert_eq!(sweep.planned("c"), None, "an event came first");
+        assert_eq!(sweep.next_slice(), names(&["a", "b"]));
+        assert!(sweep.next_slice().is_empty());
+        assert!(sweep.holds_rollout("p") && !sweep.holds_rollout("q"));
+        assert_eq!((sweep.planned("other"), sweep.planned("a")), (None, None));
+        assert_eq!(sweep.planned("b"), Some(SweepEnd::Edits(names(&["p"]))));
+        assert!(!sweep.holds_rollout("p"));
+        assert_eq!((sweep.planned("b"), sweep.end()), (None, None));
+    }
+
+    #[test]
+    fn large_fleet_joins_a_slice_at_a_time() {
+        let mut sweep = Sweep::default();
+        let nodes: Vec<_> = (0..100).map(|index| format!("n-{index:03}")).collect();
+        sweep.begin_first(nodes.clone());
+        let mut all = Vec::new();
+        loop {
+            let slice = sweep.next_slice();
+            assert!(slice.len() <= SLICE);
+            if slice.is_empty() {
+                break;
+            }
+            all.extend(slice);
+        }
+        assert_eq!(all, nodes);
+    }
+
+    #[test]
+    fn each_node_misses_the_edits_since_its_last_plan() {
+        let mut sweep = Sweep::default();
+        let nodes = || names(&["a", "b"]);
+        sweep.begin(nodes(), &edited("p"), at(0));
+        sweep.planned("a");
+        sweep.begin(nodes(), &edited("q"), at(1));
+        assert!(!sweep.is_edited("p", "a") && sweep.is_edited("q", "a"));
+        assert!(sweep.is_edited("p", "b") && sweep.is_edited("q", "b"));
+        assert!(!sweep.is_edited("r", "b"));
+        sweep.planned("b");
+        assert_eq!(sweep.planned("a"), Some(SweepEnd::Edits(names(&["p", "q"]))));
+    }
+
+    #[test]
+    fn node_that_is_gone_holds_up_no_sweep_that_begins_again() {
+        let mut sweep = Sweep::default();
+        sweep.begin(names(&["a", "gone"]), &edited("p"), at(0));
+        sweep.begin(names(&["a"]), &edited("p"), at(1));
+        assert!(sweep.planned("a").is_some());
+    }
+
+    #[test]
+    fn status_of_an_edited_policy_waits_a_second_and_that_of_a_new_leader_for_the_end() {
+        let mut sweep = Sweep::default();
+        sweep.begin(names(&["a"]), &edited("p"), at(0));
+        assert_eq!(sweep.status_hold("p", at(999)), Some(StatusHold::Until(at(1000))));
+        assert_eq!(
+            (sweep.status_hold("p", at(1000)), sweep.status_hold("q", at(0))),
+            (None, None)
+        );
+        sweep.begin(names(&["a"]), &edited("p"), at(900));
+        assert_eq!(
+            sweep.status_hold("p", at(1000)),
+            None,
+            "edits again and again delay it no further"
+        );
+        sweep.begin_first(names(&["a"]));
+        assert_eq!(sweep.status_hold("q", at(9999)), Some(StatusHold::UntilEnd));
+        assert_eq!(sweep.planned("a"), Some(SweepEnd::First));
+        assert_eq!(sweep.status_hold("p", at(9999)), None);
+    }
+
+    #[test]
+    fn sweep_without_nodes_is_over_at_once() {
+        let mut sweep = Sweep::default();
+        assert_eq!(sweep.end(), None);
+        sweep.begin_first(Vec::new());
+        assert_eq!(sweep.end(), Some(SweepEnd::First));
+        assert!(!sweep.is_first());
+    }
+}

@@ -1,0 +1,217 @@
+//! Plans of all nodes after an edit, and on a new leader.
+
+use super::*;
+
+const COUNT: usize = 100;
+
+fn at(milliseconds: i64) -> Timestamp {
+    Timestamp::from_millisecond(milliseconds).unwrap()
+}
+
+fn name(index: usize) -> String {
+    format!("n-{index:03}")
+}
+
+fn sweep_key() -> WorkKey {
+    WorkKey::Sweep
+}
+
+impl Scene {
+    /// A leader of nodes that a policy matches and nobody wrote.
+    fn fleet(spec: &str) -> Self {
+        let mut scene = Self::synced();
+        for index in 0..COUNT {
+            scene.set_node(&name(index), &json!({"pool": "a"}));
+        }
+        scene.set_policy("p", spec);
+        scene
+    }
+
+    /// Applies a message and makes no plan.
+    fn receive(&mut self, message: IndexMessage) {
+        self.go(|index, now, effects| index.apply(message, now, effects));
+    }
+
+    fn receive_list<T>(&mut self, message: fn(WatchUpdate<T>) -> IndexMessage, objects: Vec<T>) {
+        for update in IndexMessage::list(message, objects) {
+            self.receive(update);
+        }
+    }
+
+    fn edit(&mut self, spec: &str) {
+        let policy = self.policy("p", spec);
+        self.receive(IndexMessage::Policies(WatchUpdate::applied(policy.into())));
+    }
+
+    fn planned_at(&mut self, key: &WorkKey, now: Timestamp) -> Option<PlannedWrite> {
+        self.go(|index, _, effects| index.planned_write(key, now, effects))
+    }
+
+    fn counts(&self) -> NodeCounts {
+        self.index.node_counts()[0].1
+    }
+}
+
+#[test]
+fn edit_queues_nodes_a_slice_at_a_time_and_plans_none() {
+    let mut scene = Scene::fleet(LABEL);
+    scene.edit("{nodeSelector: {matchLabels: {pool: a}}, labels: {x: z}}");
+    assert!(scene.queued().contains(&&sweep_key()) && scene.due_nodes().is_empty());
+    let mut all = Vec::new();
+    loop {
+        assert_eq!(scene.planned_at(&sweep_key(), at(0)), None);
+        let slice: Vec<_> = scene.due_nodes().into_iter().map(str::to_owned).collect();
+        if slice.is_empty() {
+            break;
+        }
+        assert!(slice.len() < COUNT / 2, "{}", slice.len());
+        assert!(scene.queued().contains(&&sweep_key()));
+        all.extend(slice);
+    }
+    assert_eq!(all, (0..COUNT).map(name).collect::<Vec<_>>());
+}
+
+#[test]
+fn node_is_planned_once_and_the_expected_result_of_its_write_is_counted_without_a_plan() {
+    let mut scene = Scene::synced();
+    scene.set_policy("p", LABEL);
+    let facts = scene.facts("n", &json!({"pool": "a"}));
+    scene.receive(IndexMessage::Nodes(WatchUpdate::applied(facts)));
+    assert_eq!(scene.queued(), [&node("n")], "nothing is planned or counted yet");
+    let write = scene.node_write("n").unwrap();
+    assert_eq!(scene.counts().updating, 1);
+    assert!(!scene.index.is_plan_due("n"));
+    let (mut other, patch) = (scene.facts("n", &json!({})), write.patch.unwrap());
+    scene.patch_node("n", &patch);
+    assert_eq!((scene.counts().ready, scene.queued()), (1, vec![&status("p")]));
+
+    // Another result than expected needs a plan.
+    scene.set_policy("p", "{nodeSelector: {matchLabels: {pool: a}}, labels: {x: z}}");
+    assert!(scene.node_write("n").is_some());
+    other.resource_version = scene.next_version();
+    scene.receive(IndexMessage::Written(WrittenObject::Node(Box::new(other))));
+    assert!(scene.index.is_plan_due("n"));
+    assert_eq!(scene.queued(), [&node("n")]);
+}
+
+#[test]
+fn status_of_an_edited_policy_waits_for_the_sweep_or_a_second_and_is_never_ready_too_early() {
+    let mut scene = Scene::synced();
+    for index in 0..2 {
+        scene.set_node(&name(index), &json!({"pool": "a"}));
+    }
+    scene.set_policy("p", LABEL);
+    for index in 0..2 {
+        scene.write_node(&name(index));
+    }
+    scene.write_status("p");
+    assert_eq!(scene.counts().ready, 2);
+    scene.edit("{nodeSelector: {matchLabels: {pool: a}}, labels: {x: z}}");
+    assert_eq!(
+        (scene.counts().ready, scene.counts().updating),
+        (0, 2),
+        "nobody knows yet"
+    );
+    assert_eq!(scene.planned_at(&status("p"), at(0)), None);
+    let again = scene.effects.queued.iter().find(|queued| queued.key == status("p"));
+    assert_eq!(again.and_then(|queued| queued.at), Some(at(1000)));
+    let Some(PlannedWrite::PolicyStatus(write)) = scene.planned_at(&status("p"), at(1000)) else {
+        panic!("a second is over")
+    };
+    assert_eq!(
+        write.status.nodes.map(|nodes| nodes.matched),
+        Some(2),
+        "nobody is missing"
+    );
+
+    // A policy that matches no node planned so far could seem to be Ready.
+    let policy = scene.policy("q", "{nodeSelector: {matchLabels: {pool: none}}, labels: {y: z}}");
+    scene.receive(IndexMessage::Policies(WatchUpdate::applied(policy.into())));
+    assert_eq!(scene.planned_at(&status("q"), at(2000)), None);
+    for index in 0..2 {
+        scene.node_write(&name(index));
+    }
+    assert!(scene.queued().contains(&&status("q")), "{:?}", scene.effects);
+    assert!(scene.planned_at(&status("q"), at(2000)).is_some());
+}
+
+#[test]
+fn new_leader_keeps_each_status_until_every_node_is_planned() {
+    let mut scene = Scene::fleet(LABEL);
+    scene.go(ClusterIndex::lead);
+    assert!(!scene.queued().contains(&&status("p")));
+    scene.node_write("n-000");
+    assert_eq!(scene.planned_at(&status("p"), at(9_999)), None);
+    for index in 1..COUNT {
+        scene.node_write(&name(index));
+    }
+    assert!(scene.queued().contains(&&status("p")), "{:?}", scene.effects);
+    assert!(scene.planned_at(&status("p"), at(9_999)).is_some());
+}
+
+#[test]
+fn standby_plans_nothing() {
+    let mut scene = Scene::not_synced();
+    let policy = scene.policy("p", LABEL);
+    let facts = scene.facts("n", &json!({"pool": "a"}));
+    scene.receive_list(IndexMessage::Policies, vec![policy.into()]);
+    scene.receive_list(IndexMessage::Nodes, vec![facts]);
+    scene.receive_list(IndexMessage::GpuNodes, vec![]);
+    scene.receive_list(IndexMessage::DaemonSets, vec![]);
+    let facts = scene.facts("n", &json!({"pool": "a", "other": "label"}));
+    scene.receive(IndexMessage::Nodes(WatchUpdate::applied(facts)));
+    assert!(scene.index.has_synced() && scene.due_nodes().is_empty());
+    assert_eq!(scene.counts().matched, 0);
+    scene.lead();
+    assert_eq!(scene.counts().matched, 1);
+    assert_eq!(scene.due_nodes(), ["n"]);
+}
+
+#[test]
+fn rollout_of_an_edited_policy_grants_nothing_before_every_node_is_planned() {
+    let mut scene = Scene::governed("{maxUnavailable: 1}");
+    scene.edit(&rollouts::spec(true, "{maxUnavailable: 1}"));
+    for name in ["d", "c", "b"] {
+        assert_eq!(scene.node_write(name).map(|write| write.gpu_node), None, "{name}");
+        assert!(scene.due_nodes().is_empty(), "the first by name is not planned yet");
+    }
+    assert!(
+        scene
+            .node_write("a")
+            .is_some_and(|write| write.gpu_node.gives_configuration())
+    );
+    for name in ["b", "c", "d"] {
+        assert_eq!(scene.node_write(name), None, "one at a time");
+    }
+}
+
+#[test]
+fn health_new_nodes_and_labels_are_urgent_and_the_progress_of_agents_is_not() {
+    let mut scene = Scene::governed("{}");
+    let class = |scene: &Scene| {
+        scene
+            .effects
+            .queued
+            .iter()
+            .find(|it| it.key == node("a"))
+            .map(|it| it.class)
+    };
+    let facts = NodeFacts {
+        recovered: Some("1970-01-01T00:00:00Z".to_owned()),
+        ..scene.known("a")
+    };
+    scene.receive(IndexMessage::Nodes(WatchUpdate::applied(facts)));
+    assert_eq!(class(&scene), Some(WorkClass::Urgent));
+    let mut gpu_node = (**scene.index.objects.gpu_nodes.get("a").unwrap()).clone();
+    let mut receive = |scene: &mut Scene, edit: &dyn Fn(&mut GpuNodeStatus)| {
+        edit(gpu_node.status.as_mut().unwrap());
+        gpu_node.metadata.resource_version = Some(scene.next_version());
+        scene.receive(IndexMessage::GpuNodes(WatchUpdate::applied(gpu_node.clone())));
+    };
+    receive(&mut scene, &|status| status.config_hash = Some("another".to_owned()));
+    assert_eq!(class(&scene), Some(WorkClass::Ordinary));
+    receive(&mut scene, &|status| {
+        status.gpus.push(gpunode_crds::GpuDevice::default())
+    });
+    assert_eq!(class(&scene), Some(WorkClass::Urgent));
+}
