@@ -27,9 +27,8 @@ use gpunode_plan::{AgentImages, AgentPodSettings, HostPaths};
 use gpunode_process::{RequestThrottle, paced_client};
 use http::{HeaderValue, header::USER_AGENT};
 use kube::{Client, Config};
-use std::{sync::Arc, thread, time::Duration};
+use std::{sync::Arc, time::Duration};
 use tokio::{
-    runtime::Builder,
     signal::unix::{SignalKind, signal},
     sync::{mpsc, oneshot, watch},
     task::JoinSet,
