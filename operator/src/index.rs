@@ -240,7 +240,8 @@ impl ClusterIndex {
         match key {
             WorkKey::Node(name) => self.set_node_refusal(name, refusal, now, effects),
             WorkKey::DaemonSet(name) => self.set_daemonset_refusal(&name, refusal.as_deref(), effects),
-            WorkKey::PolicyStatus(_) | WorkKey::Removal(_) => {}
+            // Sweeps and passes write nothing.
+            WorkKey::PolicyStatus(_) | WorkKey::Removal(_) | WorkKey::Sweep | WorkKey::Previews => {}
         }
     }
 

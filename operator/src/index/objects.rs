@@ -307,7 +307,7 @@ impl Objects {
         taint_permits: &BTreeSet<String>,
         node: &str,
         now: Timestamp,
-        plan: impl FnOnce(NodeContext<'_>, Option<&GpuNode>) -> R,
+        plan: impl FnOnce(NodeContext<'_>, Option<&GpuNodeFacts>) -> R,
     ) -> Option<R> {
         let facts = self.nodes.get(node)?;
         let (departing, missing) = (self.removals.departing(node), self.removals.missing(node, now));

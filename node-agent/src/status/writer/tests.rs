@@ -220,7 +220,7 @@ fn condition_of_a_newer_operator_stays_and_one_of_an_older_agent_goes() {
         "7",
         json!({
             "configHash": "one",
-            "conditions": ["Ready", "Novel", "Former"].map(|name| condition(name, 5)),
+            "conditions": (["Ready", "Novel", "Former"].map(|name| condition(name, 5))),
         }),
     );
     let owned = json!({"f:status": {"f:conditions": {"k:{\"type\":\"Novel\"}": {".": {}, "f:type": {}}}}});

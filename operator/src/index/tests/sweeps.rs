@@ -204,8 +204,8 @@ fn health_new_nodes_and_labels_are_urgent_and_the_progress_of_agents_is_not() {
     assert_eq!(class(&scene), Some(WorkClass::Urgent));
     let mut gpu_node = (**scene.index.objects.gpu_nodes.get("a").unwrap()).clone();
     let mut receive = |scene: &mut Scene, edit: &dyn Fn(&mut GpuNodeStatus)| {
-        edit(gpu_node.status.as_mut().unwrap());
-        gpu_node.metadata.resource_version = Some(scene.next_version());
+        edit(Arc::make_mut(gpu_node.status.as_mut().unwrap()));
+        gpu_node.resource_version = scene.next_version();
         scene.receive(IndexMessage::GpuNodes(WatchUpdate::applied(gpu_node.clone())));
     };
     receive(&mut scene, &|status| status.config_hash = Some("another".to_owned()));
