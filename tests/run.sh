@@ -68,6 +68,7 @@ without_cluster() {
   stage "CDI: NVIDIA's container runtime" program nvidia_toolkit --ignored
   stage "GitOps tools: phases" program phases --ignored
   stage "GitOps tools: samples" program samples --ignored
+  stage "GitOps tools: components" program components --ignored
   # With the features of the whole workspace, as everything is built: cargo compiles nothing again.
   stage "what needs no root" cargo test --workspace --locked --no-fail-fast -- --test-threads=4
   stage "hooks as root: mounts" program gpunode-hook --ignored

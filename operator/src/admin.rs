@@ -1,10 +1,11 @@
 //! Serves `/livez`, `/readyz` and `/metrics`.
 
 use crate::{
-    index::summary::ClusterSummary,
+    index::{summary::ClusterSummary, work::WorkKey},
     leader_election::{Leadership, OtherLeader},
-    metrics::OperatorMetrics,
+    metrics::{OperatorMetrics, QueueNumbers},
     watch::WatchHealth,
+    work_queue::WorkQueue,
 };
 use anyhow::{Context, Result, bail};
 use gpunode_process::{StatusCode, TextResponse};
@@ -25,6 +26,8 @@ pub struct AdminServer {
     pub leadership: Leadership,
     /// The leader of another installation, for which this process does not lead.
     pub other_leader: watch::Receiver<Option<OtherLeader>>,
+    /// The reconciler's queue, whose numbers are metrics.
+    pub queue: Arc<WorkQueue<WorkKey>>,
     pub watch_health: WatchHealth,
     pub metrics: Arc<OperatorMetrics>,
 }
@@ -65,13 +68,20 @@ impl AdminServer {
         let summary = self.summary.borrow().clone();
         let of_leader = if is_leader { summary.clone() } else { Arc::default() };
         let lease_age = self.renewed_at.borrow().map(|renewed| renewed.elapsed());
-        self.metrics.election.set(is_leader, lease_age);
-        self.metrics.set_unreadable_policies(summary.unreadable_policies);
-        self.metrics.set_nodes(of_leader.node_numbers());
-        self.metrics.set_conditions(of_leader.conditions.iter().cloned());
-        self.metrics.set_outdated_discovery(of_leader.outdated_discovery);
-        self.metrics.set_removal_nodes(of_leader.removal_nodes);
-        TextResponse::metrics(self.metrics.render())
+        let metrics = &self.metrics;
+        metrics.election.set(is_leader, lease_age);
+        metrics.queue.set(QueueNumbers {
+            sweep: of_leader.sweep_nodes,
+            ..self.queue.numbers()
+        });
+        metrics.watches.set(self.watch_health.ages(Instant::now()));
+        metrics.caches.set(summary.cache_sizes.iter().copied());
+        metrics.policies.set_unreadable(summary.unreadable_policies);
+        metrics.policies.set_nodes(of_leader.node_numbers());
+        metrics.policies.set_conditions(of_leader.conditions.iter().cloned());
+        metrics.policies.set_outdated_discovery(of_leader.outdated_discovery);
+        metrics.policies.set_removal_nodes(of_leader.removal_nodes);
+        TextResponse::metrics(metrics.render())
     }
 }
 
@@ -117,6 +127,7 @@ mod tests {
                 renewed_at,
                 leadership,
                 other_leader,
+                queue: Arc::new(WorkQueue::new()),
                 watch_health: WatchHealth::default(),
                 metrics: Arc::new(OperatorMetrics::new()),
             };
@@ -174,6 +185,8 @@ mod tests {
             node_counts: vec![("p".to_owned(), counts)],
             unreadable_policies: 1,
             removal_nodes: 7,
+            cache_sizes: vec![("nodes", 5)],
+            sweep_nodes: 3,
             ..ClusterSummary::default()
         });
         let matched = r#"gpunode_operator_policy_nodes{policy="p",state="matched"} 4"#;
@@ -184,7 +197,9 @@ mod tests {
             let has = |line: &str| text.lines().any(|other| other == line);
             assert_eq!(has(matched), is_leader, "{text}");
             assert_eq!(has("gpunode_operator_removal_waiting_nodes 7"), is_leader, "{text}");
+            assert_eq!(has("gpunode_operator_sweep_pending_nodes 3"), is_leader, "{text}");
             assert!(has("gpunode_operator_unreadable_policies 1"), "{text}");
+            assert!(has(r#"gpunode_operator_cache_objects{resource="nodes"} 5"#), "{text}");
         }
     }
 

@@ -58,8 +58,7 @@ use crate::{
         watched_policy::{UnreadablePolicy, deletions},
         work::{DaemonSetWrite, NodeWrite, PlannedWrite, PolicyStatusWrite, UnreadableStatusWrite, WorkKey},
     },
-    metrics::MAX_POLICIES,
-    work_queue::WorkClass,
+    metrics::{MAX_POLICIES, WorkClass},
 };
 use gpunode_crds::{ConditionType, GpuNodePolicy, GpuNodeStatus, NodeCounts, PolicyMode, Reason};
 use gpunode_plan::{
@@ -834,6 +833,8 @@ impl ClusterIndex {
             unreadable_policies: self.unreadable_policies(),
             removal_nodes: self.removal_nodes(),
             outdated_discovery: self.outdated_discovery(),
+            cache_sizes: self.cache_sizes(),
+            sweep_nodes: self.sweep.waiting(),
         }
     }
 
@@ -852,6 +853,20 @@ impl ClusterIndex {
         let counts = |policy: &Policy| self.tally(policy).map(PolicyTally::counts).unwrap_or_default();
         let policies = self.objects.set().iter();
         policies.map(|policy| (policy.name.clone(), counts(policy))).collect()
+    }
+
+    /// Returns the number of objects of each cache, by plural name of the resource.
+    fn cache_sizes(&self) -> Vec<(&'static str, usize)> {
+        vec![
+            ("nodes", self.objects.nodes.size()),
+            ("gpunodes", self.objects.gpu_nodes.size()),
+            (
+                "gpunodepolicies",
+                self.objects.policies.size() + self.unreadable_policies(),
+            ),
+            ("daemonsets", self.daemonsets.size()),
+            ("resourceslices", self.objects.dra_nodes.size()),
+        ]
     }
 
     /// Returns how many policies cannot be read.

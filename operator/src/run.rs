@@ -103,6 +103,7 @@ pub async fn run(args: OperatorArgs) -> Result<()> {
         writes_ended,
         admin_address: args.admin_address,
         summary: reconciler.summary(),
+        queue: reconciler.queue(),
         metrics: metrics.clone(),
     };
     let results = WriteResults {

@@ -3,6 +3,7 @@
 //!
 //! The number of objects bounds its length, since a key that waits already is not added again.
 
+use crate::metrics::{QueueMetrics, QueueNumbers, RetryReason, WorkClass};
 use std::{
     collections::{BTreeSet, HashMap},
     hash::{BuildHasher, Hash, RandomState},
@@ -28,16 +29,6 @@ const LONGEST_REFUSAL_PAUSE: Duration = Duration::from_mins(5);
 /// Ordinary keys have one of so many turns while urgent ones are due all the time.
 const ORDINARY_TURN: u32 = 8;
 
-/// Class of a key that is due.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub enum WorkClass {
-    /// Changes of the whole fleet.
-    #[default]
-    Ordinary,
-    /// Something that a person waits for.
-    Urgent,
-}
-
 /// Result of processing a key; it decides about the next try.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WorkResult {
@@ -52,15 +43,16 @@ pub enum WorkResult {
     TooEarly,
 }
 
-/// Figures of a queue, for metrics.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct QueueFigures {
-    /// Keys that are due and wait.
-    pub depth: usize,
-    /// Time since which the first of them is due.
-    pub oldest: Duration,
-    /// Tries again after conflicts, failures and refusals.
-    pub retries: u64,
+impl WorkResult {
+    /// Returns the reason to try again, for metrics; `None` where nothing went wrong.
+    fn retry_reason(self) -> Option<RetryReason> {
+        match self {
+            Self::Done | Self::RetryAt(_) => None,
+            Self::Conflict => Some(RetryReason::Conflict),
+            Self::Failed => Some(RetryReason::Failure),
+            Self::TooEarly => Some(RetryReason::TooEarly),
+        }
+    }
 }
 
 /// A queue of keys with due times.
@@ -69,26 +61,28 @@ pub struct WorkQueue<K> {
     state: Mutex<QueueState<K>>,
     changed: Notify,
     jitter: RandomState,
+    metrics: Option<QueueMetrics>,
 }
 
 #[derive(Debug)]
 struct QueueState<K> {
-    ordinary: DueKeys<K>,
-    urgent: DueKeys<K>,
-    /// Keys that are being processed, with their class.
-    running: HashMap<K, WorkClass>,
+    ordinary: ClassKeys<K>,
+    urgent: ClassKeys<K>,
+    /// Keys that are being processed, with their class and the time at which each was handed out.
+    running: HashMap<K, (WorkClass, Instant)>,
     /// Tries in a row that were not successful.
     tries: HashMap<K, FailedTries>,
     /// Urgent keys in a row while an ordinary one was due.
     urgent_turns: u32,
-    retries: u64,
 }
 
-/// Keys of one class.
+/// Keys of one class. Those that are due are apart, so that nobody walks through all to count them.
 #[derive(Debug)]
-struct DueKeys<K> {
+struct ClassKeys<K> {
     times: HashMap<K, Instant>,
-    order: BTreeSet<(Instant, K)>,
+    /// Keys whose time has come, as of the last look.
+    due: BTreeSet<(Instant, K)>,
+    later: BTreeSet<(Instant, K)>,
 }
 
 /// Tries of a key since its last success, by what became of them: a lost race says nothing about failures.
@@ -124,17 +118,25 @@ impl<K: Clone + Ord + Hash> WorkQueue<K> {
     /// An empty queue.
     pub fn new() -> Self {
         let state = QueueState {
-            ordinary: DueKeys::new(),
-            urgent: DueKeys::new(),
+            ordinary: ClassKeys::new(),
+            urgent: ClassKeys::new(),
             running: HashMap::new(),
             tries: HashMap::new(),
             urgent_turns: 0,
-            retries: 0,
         };
         Self {
             state: Mutex::new(state),
             changed: Notify::new(),
             jitter: RandomState::new(),
+            metrics: None,
+        }
+    }
+
+    /// An empty queue whose waits and retries are measured.
+    pub fn measured(metrics: QueueMetrics) -> Self {
+        Self {
+            metrics: Some(metrics),
+            ..Self::new()
         }
     }
 
@@ -158,7 +160,11 @@ impl<K: Clone + Ord + Hash> WorkQueue<K> {
             changed.as_mut().enable();
             let due = {
                 let mut state = self.lock();
-                if let Some(key) = state.start_next(Instant::now()) {
+                if let Some((key, class, wait)) = state.start_next(Instant::now()) {
+                    drop(state);
+                    if let Some(metrics) = &self.metrics {
+                        metrics.waited(class, wait);
+                    }
                     return key;
                 }
                 state.next_time()
@@ -171,10 +177,14 @@ impl<K: Clone + Ord + Hash> WorkQueue<K> {
     }
 
     /// Ends the processing of a key and, unless it is done, adds it again; pauses grow with each try of the same result.
-    pub fn done(&self, key: K, result: WorkResult) {
+    /// Returns the time since the key was handed out.
+    pub fn done(&self, key: K, result: WorkResult) -> Duration {
+        if let (Some(metrics), Some(reason)) = (&self.metrics, result.retry_reason()) {
+            metrics.retried(reason);
+        }
         let mut state = self.lock();
-        let class = state.running.remove(&key).unwrap_or_default();
         let now = Instant::now();
+        let (class, taken) = state.running.remove(&key).unwrap_or((WorkClass::Ordinary, now));
         match result {
             WorkResult::Done => {
                 state.tries.remove(&key);
@@ -185,29 +195,27 @@ impl<K: Clone + Ord + Hash> WorkQueue<K> {
                 let pause = tries.pause_after(result);
                 // Up to a fifth longer, so that keys that failed together are not retried together.
                 let share = u32::try_from(self.jitter.hash_one((&key, tries.total())) % 1000).unwrap_or(0);
-                state.retries += 1;
                 state.add(class, key, now + pause + pause * share / 5000);
             }
         }
         drop(state);
         self.changed.notify_waiters();
+        now - taken
     }
 
-    /// Returns the figures of this moment.
-    pub fn figures(&self) -> QueueFigures {
-        let (state, now) = (self.lock(), Instant::now());
-        let urgent = state.urgent.due(now);
-        let is_urgent = |key: &K| state.urgent.times.get(key).is_some_and(|at| *at <= now);
-        let ordinary = state.ordinary.due(now).filter(|(_, key)| !is_urgent(key));
-        let (mut depth, mut oldest) = (0, Duration::ZERO);
-        for (at, _) in urgent.chain(ordinary) {
-            depth += 1;
-            oldest = oldest.max(now.duration_since(*at));
-        }
-        QueueFigures {
-            depth,
-            oldest,
-            retries: state.retries,
+    /// Returns the numbers of this moment. A key that is due in both classes counts as urgent. The queue knows nothing
+    /// of sweeps.
+    pub fn numbers(&self) -> QueueNumbers {
+        let mut state = self.lock();
+        let now = Instant::now();
+        state.look(now);
+        let QueueState { urgent, ordinary, .. } = &*state;
+        let first = [urgent, ordinary].into_iter().filter_map(ClassKeys::first_due).min();
+        QueueNumbers {
+            urgent: urgent.due.len(),
+            ordinary: ordinary.due.len() - urgent.due_in_both(ordinary),
+            oldest: first.map_or(Duration::ZERO, |at| now - at),
+            ..QueueNumbers::default()
         }
     }
 
@@ -225,11 +233,18 @@ impl<K: Clone + Ord + Hash> QueueState<K> {
         }
     }
 
-    /// Starts the next key that is due.
-    fn start_next(&mut self, now: Instant) -> Option<K> {
+    /// Finds the keys whose time has come.
+    fn look(&mut self, now: Instant) {
+        self.ordinary.look(now);
+        self.urgent.look(now);
+    }
+
+    /// Starts the next key that is due. Returns its class and the time for which it was due, too.
+    fn start_next(&mut self, now: Instant) -> Option<(K, WorkClass, Duration)> {
+        self.look(now);
         let urgent = self.urgent.first(&self.running).filter(|(at, _)| *at <= now);
         let ordinary = self.ordinary.first(&self.running).filter(|(at, _)| *at <= now);
-        let ((_, key), class) = match (urgent, ordinary) {
+        let ((at, key), class) = match (urgent, ordinary) {
             (Some(urgent), Some(_)) if self.urgent_turns + 1 < ORDINARY_TURN => {
                 self.urgent_turns += 1;
                 (urgent, WorkClass::Urgent)
@@ -241,11 +256,11 @@ impl<K: Clone + Ord + Hash> QueueState<K> {
             (Some(urgent), None) => (urgent, WorkClass::Urgent),
             (None, None) => return None,
         };
-        let key = key.clone();
+        let (key, wait) = (key.clone(), now - *at);
         self.ordinary.remove(&key);
         self.urgent.remove(&key);
-        self.running.insert(key.clone(), class);
-        Some(key)
+        self.running.insert(key.clone(), (class, now));
+        Some((key, class, wait))
     }
 
     /// Returns the time at which the next key is due.
@@ -255,46 +270,72 @@ impl<K: Clone + Ord + Hash> QueueState<K> {
     }
 }
 
-impl<K: Clone + Ord + Hash> DueKeys<K> {
+impl<K: Clone + Ord + Hash> ClassKeys<K> {
     fn new() -> Self {
         Self {
             times: HashMap::new(),
-            order: BTreeSet::new(),
+            due: BTreeSet::new(),
+            later: BTreeSet::new(),
         }
     }
 
     fn add(&mut self, key: K, at: Instant) {
-        match self.times.get(&key) {
-            Some(due) if *due <= at => return,
-            Some(due) => {
-                self.order.remove(&(*due, key.clone()));
-            }
-            None => {}
+        if self.times.get(&key).is_some_and(|known| *known <= at) {
+            return;
         }
+        self.remove(&key);
         self.times.insert(key.clone(), at);
-        self.order.insert((at, key));
+        self.later.insert((at, key));
     }
 
     fn remove(&mut self, key: &K) {
         if let Some((key, at)) = self.times.remove_entry(key) {
-            self.order.remove(&(at, key));
+            let entry = (at, key);
+            if !self.due.remove(&entry) {
+                self.later.remove(&entry);
+            }
         }
     }
 
-    /// Returns the keys that are due, in order.
-    fn due(&self, now: Instant) -> impl Iterator<Item = &(Instant, K)> {
-        self.order.iter().take_while(move |(at, _)| *at <= now)
+    /// Finds the keys whose time has come; each is found once.
+    fn look(&mut self, now: Instant) {
+        while self.later.first().is_some_and(|(at, _)| *at <= now)
+            && let Some(entry) = self.later.pop_first()
+        {
+            self.due.insert(entry);
+        }
     }
 
     /// Returns the first key that is not running. Few run at a time, so few are skipped.
-    fn first(&self, running: &HashMap<K, WorkClass>) -> Option<&(Instant, K)> {
-        self.order.iter().find(|(_, key)| !running.contains_key(key))
+    fn first(&self, running: &HashMap<K, (WorkClass, Instant)>) -> Option<&(Instant, K)> {
+        let mut all = self.due.iter().chain(&self.later);
+        all.find(|(_, key)| !running.contains_key(key))
+    }
+
+    /// Returns the time of the first key that is due.
+    fn first_due(&self) -> Option<Instant> {
+        self.due.first().map(|(at, _)| *at)
+    }
+
+    /// Counts the keys that are due in another class too. Of thousands in one class few are in the other.
+    fn due_in_both(&self, other: &Self) -> usize {
+        let (fewer, more) = if self.due.len() < other.due.len() {
+            (self, other)
+        } else {
+            (other, self)
+        };
+        let is_due = |key: &K| {
+            let at = more.times.get(key);
+            at.is_some_and(|at| more.due.contains(&(*at, key.clone())))
+        };
+        fewer.due.iter().filter(|(_, key)| is_due(key)).count()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::metrics::OperatorMetrics;
     use tokio::time::{advance, timeout};
 
     async fn idle(queue: &WorkQueue<&'static str>) -> bool {
@@ -463,20 +504,49 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn figures_count_each_key_that_is_due_once() {
+    async fn numbers_count_each_key_that_is_due_once_and_tell_how_long_the_first_waits() {
         let queue = WorkQueue::new();
+        assert_eq!(queue.numbers(), QueueNumbers::default());
         let now = Instant::now();
         queue.add("a", now);
         queue.add_as(WorkClass::Urgent, "a", now + Duration::from_secs(1));
         queue.add("b", now + Duration::from_secs(2));
-        queue.add("later", now + Duration::from_mins(1));
+        queue.add_as(WorkClass::Urgent, "later", now + Duration::from_mins(1));
+        queue.add("later", now + Duration::from_secs(3));
         advance(Duration::from_secs(5)).await;
-        let figures = queue.figures();
-        assert_eq!((figures.depth, figures.retries), (2, 0));
-        assert!(figures.oldest >= Duration::from_secs(4), "{figures:?}");
+        let numbers = |urgent, ordinary, seconds| QueueNumbers {
+            urgent,
+            ordinary,
+            oldest: Duration::from_secs(seconds),
+            sweep: 0,
+        };
+        assert_eq!(queue.numbers(), numbers(1, 2, 5));
         let key = queue.next().await;
-        queue.done(key, WorkResult::Conflict);
-        assert_eq!((queue.figures().depth, queue.figures().retries), (1, 1));
+        assert_eq!((key, queue.numbers()), ("a", numbers(0, 2, 3)));
+        queue.done(key, WorkResult::Failed);
+        assert_eq!(queue.numbers(), numbers(0, 2, 3));
+        queue.add("b", now + Duration::from_secs(1));
+        assert_eq!(queue.numbers(), numbers(0, 2, 4), "the earlier time holds");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn end_of_a_key_tells_how_long_it_took_and_waits_and_retries_are_measured() {
+        let metrics = OperatorMetrics::new();
+        let queue = WorkQueue::measured(metrics.queue.clone());
+        for result in [WorkResult::Conflict, WorkResult::Failed, WorkResult::Done] {
+            queue.add_as(WorkClass::Urgent, "a", Instant::now());
+            let key = queue.next().await;
+            advance(Duration::from_secs(2)).await;
+            assert_eq!(queue.done(key, result), Duration::from_secs(2), "{result:?}");
+        }
+        let text = metrics.render();
+        for line in [
+            r#"gpunode_operator_workqueue_retries_total{reason="conflict"} 1"#,
+            r#"gpunode_operator_workqueue_retries_total{reason="failure"} 1"#,
+            r#"gpunode_operator_workqueue_queue_duration_seconds_count{class="urgent"} 3"#,
+        ] {
+            assert!(text.lines().any(|of| of == line), "{line} is not in {text}");
+        }
     }
 
     #[tokio::test(start_paused = true)]

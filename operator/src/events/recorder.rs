@@ -3,7 +3,7 @@
 use crate::{
     events::operator_event::OperatorEvent,
     leader_election::Leadership,
-    metrics::{OperatorMetrics, WorkKind},
+    metrics::{OperatorMetrics, WorkKind, WriteOutcome},
 };
 use gpunode_crds::OPERATOR_FIELD_MANAGER;
 use gpunode_process::{EventContent, EventSeries, within};
@@ -38,13 +38,18 @@ impl EventRecorder {
             match within(TIMEOUT, series.publish(content(event), Timestamp::now())).await {
                 Some(Ok(())) => self.metrics.wrote(WorkKind::Event),
                 Some(Err(error)) => {
-                    self.metrics.failed(WorkKind::Event);
+                    count_failure(&self.metrics);
                     tracing::warn!(%error, "cannot send an event");
                 }
-                None => self.metrics.failed(WorkKind::Event),
+                None => count_failure(&self.metrics),
             }
         }
     }
+}
+
+fn count_failure(metrics: &OperatorMetrics) {
+    metrics.failed(WorkKind::Event);
+    metrics.writes.ended(WorkKind::Event, WriteOutcome::Failed);
 }
 
 fn content(event: OperatorEvent) -> EventContent {

@@ -200,6 +200,11 @@ impl<T: Versioned> ObjectCache<T> {
         self.objects.keys().cloned().collect()
     }
 
+    /// Number of objects.
+    pub fn size(&self) -> usize {
+        self.objects.len()
+    }
+
     /// True once the first list is in.
     pub fn has_synced(&self) -> bool {
         self.has_synced

@@ -76,6 +76,11 @@ impl DaemonSets {
         }
     }
 
+    /// Number of live DaemonSets.
+    pub fn size(&self) -> usize {
+        self.live.size()
+    }
+
     /// True once the first list is in.
     pub fn has_synced(&self) -> bool {
         self.live.has_synced()

@@ -56,6 +56,11 @@ pub struct DraNodes {
 }
 
 impl DraNodes {
+    /// Number of ResourceSlices.
+    pub fn size(&self) -> usize {
+        self.slices.size()
+    }
+
     /// True once the first list is in.
     pub fn is_known(&self) -> bool {
         self.slices.has_synced()

@@ -3,7 +3,7 @@
 use crate::{
     events::OperatorEvent,
     index::{evictions::EvictionKey, work::WorkKey},
-    work_queue::WorkClass,
+    metrics::WorkClass,
 };
 use jiff::Timestamp;
 

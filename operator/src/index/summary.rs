@@ -19,6 +19,10 @@ pub struct ClusterSummary {
     pub removal_nodes: usize,
     /// Nodes whose discovery pod is of an earlier version.
     pub outdated_discovery: i32,
+    /// Objects of each cache, by plural name of the resource.
+    pub cache_sizes: Vec<(&'static str, usize)>,
+    /// Nodes that the sweep under way has not planned yet.
+    pub sweep_nodes: usize,
 }
 
 impl ClusterSummary {

@@ -101,6 +101,11 @@ impl Sweep {
         self.waiting.contains_key(node)
     }
 
+    /// Number of nodes that the sweep has to plan.
+    pub fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
     /// Returns true if the next plan of a node is the first one on this process since it leads.
     pub fn is_first_plan(&self, node: &str) -> bool {
         self.is_first && self.is_waiting(node)
@@ -178,6 +183,7 @@ mod tests {
         assert_eq!(sweep.planned("c"), None, "an event came first");
         assert_eq!(sweep.next_slice(), names(&["a", "b"]));
         assert!(sweep.next_slice().is_empty());
+        assert_eq!(sweep.waiting(), 2, "queued, but not planned");
         assert!(sweep.holds_rollout("p") && !sweep.holds_rollout("q"));
         assert_eq!((sweep.planned("other"), sweep.planned("a")), (None, None));
         assert_eq!(sweep.planned("b"), Some(SweepEnd::Edits(names(&["p"]))));

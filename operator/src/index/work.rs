@@ -1,6 +1,6 @@
 //! Keys of the work queue, and the write that each needs.
 
-use crate::{metrics::WorkKind, work_queue::WorkClass};
+use crate::metrics::{WorkClass, WorkKind};
 use gpunode_crds::{GpuNodePolicy, GpuNodePolicyStatus};
 use gpunode_plan::{ConditionsChange, GpuNodeChange};
 use k8s_openapi::api::apps::v1::DaemonSet;
@@ -44,9 +44,11 @@ impl WorkKey {
     /// Kind of the work, for metrics.
     pub fn kind(&self) -> WorkKind {
         match self {
-            Self::Node(_) | Self::Removal(_) | Self::Sweep => WorkKind::Node,
+            Self::Node(_) => WorkKind::Node,
             Self::DaemonSet(_) => WorkKind::DaemonSet,
-            Self::PolicyStatus(_) | Self::Previews => WorkKind::Status,
+            Self::PolicyStatus(_) => WorkKind::Status,
+            Self::Removal(_) | Self::Sweep => WorkKind::Sweep,
+            Self::Previews => WorkKind::Previews,
         }
     }
 }

@@ -3,7 +3,7 @@
 use crate::{
     events::{OperatorEvent, OperatorEventSender},
     leader_election::Leadership,
-    metrics::{OperatorMetrics, WorkKind},
+    metrics::{OperatorMetrics, WorkKind, WriteOutcome},
     reconcile::IndexReader,
     work_queue::WorkResult,
 };
@@ -53,6 +53,7 @@ impl PodContext {
     ) -> Result<T, WorkResult> {
         within_limit(requests).await.map_err(|error| {
             self.metrics.failed(WorkKind::Pod);
+            self.metrics.writes.ended(WorkKind::Pod, WriteOutcome::Failed);
             tracing::warn!(node, %pod, %error, "cannot {action}");
             WorkResult::Failed
         })

@@ -3,7 +3,7 @@
 use crate::{
     leader_election::NotLeader,
     lenient::Lenient,
-    metrics::WorkKind,
+    metrics::{WorkKind, WriteOutcome},
     pods::{context::PodContext, rejected_pods::RejectedPods},
     work_queue::WorkResult,
 };
@@ -81,7 +81,10 @@ pub async fn delete_pod(context: &PodContext, pods: &RejectedPods, name: &PodNam
             context.announce(reference(&pod), &pod.node, Reason::RejectedPodDeleted, message);
             WorkResult::Done
         }
-        Ok(false) => WorkResult::Conflict,
+        Ok(false) => {
+            context.metrics.writes.ended(WorkKind::Pod, WriteOutcome::Conflict);
+            WorkResult::Conflict
+        }
         Err(result) => result,
     }
 }

@@ -4,7 +4,7 @@ use crate::{
     index::evictions::EvictionKey,
     leader_election::NotLeader,
     lenient::Lenient,
-    metrics::WorkKind,
+    metrics::{WorkKind, WriteOutcome},
     pods::context::PodContext,
     work_queue::{WorkQueue, WorkResult},
 };
@@ -58,7 +58,10 @@ pub async fn evict(context: &PodContext, key: &EvictionKey) -> WorkResult {
     let requests = request_eviction(&pods, key, &eviction);
     match context.attempt("evict a pod", node, pod, requests).await {
         Ok(EvictionResult::NotFound) => WorkResult::Done,
-        Ok(EvictionResult::Conflict) => WorkResult::Conflict,
+        Ok(EvictionResult::Conflict) => {
+            context.metrics.writes.ended(WorkKind::Pod, WriteOutcome::Conflict);
+            WorkResult::Conflict
+        }
         Ok(EvictionResult::Evicted(reference)) => {
             context.metrics.wrote(WorkKind::Pod);
             tracing::info!(%node, %pod, reason = %eviction, "evicted a pod");
@@ -67,6 +70,7 @@ pub async fn evict(context: &PodContext, key: &EvictionKey) -> WorkResult {
             WorkResult::Done
         }
         Ok(EvictionResult::Refused(reference, status)) => {
+            context.metrics.writes.ended(WorkKind::Pod, WriteOutcome::Refused);
             tracing::debug!(%node, %pod, code = status.code, status.message, "the API server refused an eviction");
             let message = refused_text(node, &eviction, &status.message);
             context.announce(reference, node, Reason::EvictionRefused, message);

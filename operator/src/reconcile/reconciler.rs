@@ -11,9 +11,9 @@ use crate::{
         work::WorkKey,
     },
     leader_election::Leadership,
-    metrics::OperatorMetrics,
+    metrics::{OperatorMetrics, QueueNumbers},
     reconcile::{shared_index::IndexOwner, status_pace::StatusPace, summary_publisher::SummaryPublisher},
-    work_queue::{QueueFigures, WorkQueue, WorkResult},
+    work_queue::{WorkQueue, WorkResult},
     write::{MAX_PLANNED_WRITES, WriteRequest},
 };
 use jiff::Timestamp;
@@ -40,7 +40,7 @@ pub struct Reconciler {
     index: IndexOwner,
     outputs: ReconcilerOutputs,
     metrics: Arc<OperatorMetrics>,
-    queue: WorkQueue<WorkKey>,
+    queue: Arc<WorkQueue<WorkKey>>,
     status_pace: StatusPace,
     summary: SummaryPublisher,
     is_leading: bool,
@@ -54,8 +54,8 @@ impl Reconciler {
         Self {
             index,
             outputs,
+            queue: Arc::new(WorkQueue::measured(metrics.queue.clone())),
             metrics,
-            queue: WorkQueue::new(),
             status_pace: StatusPace::default(),
             summary: SummaryPublisher::default(),
             is_leading: false,
@@ -66,6 +66,11 @@ impl Reconciler {
     /// Follows the index in numbers, at most 100 ms behind it.
     pub fn summary(&self) -> watch::Receiver<Arc<ClusterSummary>> {
         self.summary.follow()
+    }
+
+    /// Returns the queue, of which others read the numbers.
+    pub fn queue(&self) -> Arc<WorkQueue<WorkKey>> {
+        self.queue.clone()
     }
 
     /// Works until no task is left that could send a message.
@@ -110,7 +115,7 @@ impl Reconciler {
         self.change(|index, now, effects| index.apply(message, now, effects));
         if let Some((key, result)) = finished {
             self.writes_in_flight = self.writes_in_flight.saturating_sub(1);
-            self.queue.done(key, result);
+            self.finish(key, result);
         }
     }
 
@@ -120,15 +125,24 @@ impl Reconciler {
         if let WorkKey::PolicyStatus(policy) = &key
             && let Some(at) = self.status_pace.not_before(policy)
         {
-            return self.queue.done(key, WorkResult::RetryAt(at));
+            self.queue.done(key, WorkResult::RetryAt(at));
+            return;
         }
         if key == WorkKey::Sweep {
-            let QueueFigures { depth, oldest, retries } = self.queue.figures();
-            tracing::debug!(depth, ?oldest, retries, "the next nodes of a sweep join the queue");
+            let QueueNumbers {
+                urgent,
+                ordinary,
+                oldest,
+                ..
+            } = self.queue.numbers();
+            tracing::debug!(urgent, ordinary, ?oldest, "the next nodes of a sweep join the queue");
         }
-        let Some(write) = self.change(|index, now, effects| index.planned_write(&key, now, effects)) else {
+        let start = Instant::now();
+        let write = self.change(|index, now, effects| index.planned_write(&key, now, effects));
+        self.metrics.writes.planned(key.kind(), start.elapsed());
+        let Some(write) = write else {
             self.metrics.reconciled(key.kind());
-            return self.queue.done(key, WorkResult::Done);
+            return self.finish(key, WorkResult::Done);
         };
         if let WorkKey::PolicyStatus(policy) = &key {
             self.status_pace.written(policy);
@@ -136,6 +150,13 @@ impl Reconciler {
         self.writes_in_flight += 1;
         // The channel holds as many requests as there are writes at a time, so it fails only while the process is stopping.
         let _ = self.outputs.writes.try_send(WriteRequest { key, write });
+    }
+
+    /// Ends the reconcile of a key.
+    fn finish(&self, key: WorkKey, result: WorkResult) {
+        let kind = key.kind();
+        let took = self.queue.done(key, result);
+        self.metrics.writes.finished(kind, took);
     }
 
     /// Changes the index and, on the leader, sees to the consequences.

@@ -3,10 +3,11 @@
 
 use crate::{
     admin::AdminServer,
-    index::summary::ClusterSummary,
+    index::{summary::ClusterSummary, work::WorkKey},
     leader_election::{CacheView, ElectionSettings, LeaderElector, LeadershipOwner, LeaseDurations},
     metrics::OperatorMetrics,
     watch::WatchHealth,
+    work_queue::WorkQueue,
 };
 use anyhow::{Context, Result};
 use kube::{Client, Config};
@@ -37,6 +38,8 @@ pub struct LeadThread {
     pub writes_ended: oneshot::Receiver<()>,
     pub admin_address: SocketAddr,
     pub summary: watch::Receiver<Arc<ClusterSummary>>,
+    /// The reconciler's queue, whose numbers are metrics.
+    pub queue: Arc<WorkQueue<WorkKey>>,
     pub metrics: Arc<OperatorMetrics>,
 }
 
@@ -63,6 +66,7 @@ impl LeadThread {
             renewed_at: elector.renewed_at(),
             leadership: self.leadership.follow(),
             other_leader: elector.other_leader(),
+            queue: self.queue,
             watch_health: self.watch_health,
             metrics: self.metrics,
         };

@@ -5,6 +5,7 @@ use crate::{
         message::{FinishedWrite, IndexMessage, WriteResult},
         work::{PlannedWrite, WorkKey},
     },
+    metrics::WriteOutcome,
     write::{
         cluster_writer::ClusterWriter,
         daemonset::write_daemonset,
@@ -62,15 +63,23 @@ pub async fn carry_out(writer: &ClusterWriter, WriteRequest { key, write }: Writ
     let metrics = &writer.results.metrics;
     metrics.reconciled(key.kind());
     let result = match result {
+        // Each accepted request was counted.
         Ok(()) => WriteResult::Accepted,
         Err(error) if error.is_conflict() => {
             tracing::debug!(?key, error = error.one_line(), "object changed meanwhile");
+            metrics.writes.ended(key.kind(), WriteOutcome::Conflict);
             WriteResult::Conflict
         }
         Err(error) => {
             metrics.failed(key.kind());
             tracing::warn!(?key, error = error.one_line(), "cannot reconcile");
-            error.refusal().map_or(WriteResult::Failed, WriteResult::Refused)
+            if let Some(refusal) = error.refusal() {
+                metrics.writes.ended(key.kind(), WriteOutcome::Refused);
+                WriteResult::Refused(refusal)
+            } else {
+                metrics.writes.ended(key.kind(), WriteOutcome::Failed);
+                WriteResult::Failed
+            }
         }
     };
     let finished = IndexMessage::Finished(FinishedWrite { key, result });

@@ -369,6 +369,27 @@ fn a_policy_with_an_image_that_is_not_allowed_is_refused_in_status_and_by_the_sa
     judged
 }
 
+#[test]
+#[ignore = "needs the local cluster: make test"]
+fn requests_of_gpunode_have_levels_of_their_own_with_the_component() -> Result<()> {
+    let lab = Lab::enter()?;
+    let component = Lab::repository().join("manifests/components/api-priority");
+    let component = component.to_string_lossy();
+    lab.kubectl(&["apply", "-k", &component])?;
+    let judged = ["gpunode-lease", "gpunode-operator", "gpunode-agents"]
+        .iter()
+        .try_for_each(|schema| {
+            eventually("the schema leads to its level", Duration::from_secs(20), || {
+                let object = lab.get(&["flowschema", schema])?;
+                let dangling = gpunode_e2e::condition(&object, "Dangling");
+                ensure!(dangling["status"] == "False", "{schema}: {dangling}");
+                Ok(())
+            })
+        });
+    lab.kubectl(&["delete", "-k", &component])?;
+    judged
+}
+
 /// Applies a manifest that the API server must refuse, and returns its words.
 fn refused_at_apply(lab: &Lab, manifest: &str) -> Result<String> {
     let output = lab.kubectl_with_input(&["apply", "--dry-run=server", "-f", "-"], manifest)?;
