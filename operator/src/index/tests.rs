@@ -797,9 +797,11 @@ fn nothing_is_planned_before_every_list_is_whole() {
     let is_queued = |scene: &Scene| scene.effects.queued.iter().any(|queued| queued.key == key);
     for update in [WatchUpdate::ListStarted, WatchUpdate::ListPage(vec![facts])] {
         scene.apply(IndexMessage::Nodes(update));
-        assert!(!is_queued(&scene));
+        assert!(!scene.index.has_synced() && !is_queued(&scene));
     }
     scene.apply(IndexMessage::Nodes(WatchUpdate::ListCompleted));
+    assert!(scene.index.has_synced());
+    scene.lead();
     assert!(is_queued(&scene));
 }
 
