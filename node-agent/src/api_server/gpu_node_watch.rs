@@ -26,7 +26,7 @@ const SILENCE: Duration = Duration::from_secs(70);
 /// Spreads the agents that notice a silent API server.
 const SILENCE_JITTER: Duration = Duration::from_secs(10);
 /// Shortest time that is asked for a watch. With the jitter it stays below the 295 s that kube allows.
-const WATCH_TIME: Duration = Duration::from_secs(240);
+const WATCH_TIME: Duration = Duration::from_mins(4);
 /// Spreads the ends of the watches of agents that began together.
 const WATCH_TIME_JITTER: Duration = Duration::from_secs(50);
 /// A watch that ends so much before its time was cut off, as by an API server that stops.

@@ -55,7 +55,7 @@ pub async fn evict(context: &PodContext, key: &EvictionKey) -> WorkResult {
     context.metrics.reconciled(WorkKind::Pod);
     let pods = Api::namespaced(context.guarded_client.clone(), &key.pod.namespace);
     let (node, pod) = (&key.node, &key.pod);
-    let requests = request_eviction(&pods, key, &eviction);
+    let requests = Box::pin(request_eviction(&pods, key, &eviction));
     match context.attempt("evict a pod", node, pod, requests).await {
         Ok(EvictionResult::NotFound) => WorkResult::Done,
         Ok(EvictionResult::Conflict) => {

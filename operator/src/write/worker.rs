@@ -51,14 +51,14 @@ impl WriteWorker {
 
 /// Carries out one write. Its end is the last message about it.
 pub async fn carry_out(writer: &ClusterWriter, WriteRequest { key, write }: WriteRequest) {
-    let requests = async {
+    let requests = Box::pin(async {
         match write {
             PlannedWrite::Node(write) => write_node(writer, key.name(), *write).await,
             PlannedWrite::DaemonSet(write) => write_daemonset(writer, key.name(), write).await,
             PlannedWrite::PolicyStatus(write) => write_policy_status(writer, key.name(), write).await,
             PlannedWrite::UnreadableStatus(write) => write_unreadable_status(writer, key.name(), *write).await,
         }
-    };
+    });
     let result = within(TIMEOUT, requests).await.unwrap_or(Err(WriteError::TimedOut));
     let metrics = &writer.results.metrics;
     metrics.reconciled(key.kind());

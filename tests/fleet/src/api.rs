@@ -25,7 +25,7 @@ pub const LEASE: &str = "/apis/coordination.k8s.io/v1/namespaces/gpunode-system/
 /// Objects of a page: what kubectl asks for.
 const PAGE: usize = 500;
 /// Longest silence of the API server within a request.
-const LIMIT: Duration = Duration::from_secs(120);
+const LIMIT: Duration = Duration::from_mins(2);
 
 /// Forms of a patch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -130,10 +130,10 @@ impl ApiClient {
     }
 
     /// Patches an object.
-    pub async fn patch<T: DeserializeOwned>(&self, path: &str, form: PatchForm, patch: &Value) -> Result<T> {
+    pub async fn patch<T: DeserializeOwned>(&self, path: &str, form: PatchForm, change: &Value) -> Result<T> {
         let request = Request::patch(path)
             .header(CONTENT_TYPE, form.content_type())
-            .body(patch.to_string().into_bytes())?;
+            .body(change.to_string().into_bytes())?;
         self.client
             .request(request)
             .await

@@ -28,7 +28,7 @@ const PARTS: [usize; 2] = [6, 30];
 /// Time between two looks at the audit log.
 const LOOK: Duration = Duration::from_millis(200);
 /// Longest wait for anything that does not depend on the number of nodes.
-const LIMIT: Duration = Duration::from_secs(120);
+const LIMIT: Duration = Duration::from_mins(2);
 /// The same for each node of the fleet.
 const LIMIT_PER_NODE: Duration = Duration::from_millis(60);
 /// The user of writes that are compared with those of the operators.

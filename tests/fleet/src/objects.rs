@@ -244,12 +244,12 @@ mod tests {
         let status = read(&report);
         assert_eq!(status.config_hash.as_deref(), Some("h"));
         assert_eq!(status.resources[0].allocatable, 7);
-        let states: Vec<_> = status
+        let health: Vec<_> = status
             .gpus
             .iter()
             .map(|gpu| gpu.health.as_ref().unwrap().state)
             .collect();
-        assert_eq!(states[..2], [HealthState::Unhealthy, HealthState::Healthy]);
+        assert_eq!(health[..2], [HealthState::Unhealthy, HealthState::Healthy]);
         assert!(status.gpus[0].architecture.is_some() && status.gpus[0].mode.is_some());
     }
 }

@@ -62,8 +62,8 @@ pub fn scale_table(rows: &[ScaleRow]) -> String {
         );
     }
     text.push_str("\nSeconds for each node, and what the greater replica keeps in memory:\n\n```\n");
-    let longest = |of: fn(&ScaleRow) -> f64| rows.iter().map(of).fold(f64::MIN_POSITIVE, f64::max);
-    let plots: [(&str, fn(&ScaleRow) -> f64); 2] = [("ms/node", per_node), ("MiB", |row| row.resident)];
+    let longest = |of: RowFigure| rows.iter().map(of).fold(f64::MIN_POSITIVE, f64::max);
+    let plots: [(&str, RowFigure); 2] = [("ms/node", per_node), ("MiB", |row| row.resident)];
     for (title, of) in plots {
         let longest = longest(of);
         for row in rows {
@@ -82,6 +82,9 @@ pub fn scale_table(rows: &[ScaleRow]) -> String {
     text.push_str("\n```\n");
     text
 }
+
+/// A figure of a row.
+type RowFigure = fn(&ScaleRow) -> f64;
 
 /// Milliseconds for each node.
 fn per_node(row: &ScaleRow) -> f64 {

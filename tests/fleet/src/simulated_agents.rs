@@ -27,7 +27,7 @@ use tokio::{
 };
 
 /// Time between two reports of a kubelet about an unchanged node (`nodeStatusReportFrequency`).
-const HEARTBEAT: Duration = Duration::from_secs(300);
+const HEARTBEAT: Duration = Duration::from_mins(5);
 /// Pause before a lost watch starts anew, and before a refused status is sent again.
 const RETRY: Duration = Duration::from_millis(500);
 
@@ -217,9 +217,9 @@ async fn send_heartbeat(api: &ApiClient, name: &str) -> Result<()> {
         .into_iter()
         .map(|kind| json!({"type": kind, "lastHeartbeatTime": now}))
         .collect();
-    let patch = json!({"status": {"conditions": conditions}});
+    let change = json!({"status": {"conditions": conditions}});
     let path = format!("{NODES}/{name}/status");
-    api.patch::<serde::de::IgnoredAny>(&path, PatchForm::Strategic, &patch)
+    api.patch::<serde::de::IgnoredAny>(&path, PatchForm::Strategic, &change)
         .await
         .map(drop)
 }

@@ -353,6 +353,7 @@ fn reporter(
     (reports, gpu_node)
 }
 
+#[expect(clippy::unnecessary_wraps, reason = "the channel holds none before the first report")]
 fn report(hash: &str, is_settled: bool) -> Option<StatusReport> {
     Some(StatusReport {
         status: status(hash, 0),

@@ -30,25 +30,21 @@ pub struct NodeFactLabels {
 /// Returns the GPU fact labels of a node; none without a GPU. `owned` holds the labels that gpunode wrote there.
 pub fn gpu_labels(gpu_node: Option<&GpuNodeFacts>, owned: &BTreeMap<String, String>) -> NodeFactLabels {
     let reporting = gpu_node.filter(|gpu_node| gpu_node.has_report() && !is_silent(gpu_node));
-    match reporting.and_then(GpuNodeFacts::status) {
-        Some(status) => {
-            let (status, mut unfit) = fitting(status);
-            let (labels, invalid) = labels_of(&status)
-                .into_iter()
-                .partition(|(key, value)| is_qualified_name(key) && is_label_value(value));
-            let invalid: BTreeMap<String, String> = invalid;
-            unfit.extend(invalid.keys().map(|key| format!("label {key} is left out")));
-            NodeFactLabels { labels, unfit }
-        }
+    let Some(status) = reporting.and_then(GpuNodeFacts::status) else {
         // Without a report, the labels stay as they are.
-        None => {
-            let kept = owned.iter().filter(|(key, _)| is_fact_label(key));
-            NodeFactLabels {
-                labels: kept.map(|(key, value)| (key.clone(), value.clone())).collect(),
-                unfit: Vec::new(),
-            }
-        }
-    }
+        let kept = owned.iter().filter(|(key, _)| is_fact_label(key));
+        return NodeFactLabels {
+            labels: kept.map(|(key, value)| (key.clone(), value.clone())).collect(),
+            unfit: Vec::new(),
+        };
+    };
+    let (status, mut unfit) = fitting(status);
+    let (labels, invalid) = labels_of(&status)
+        .into_iter()
+        .partition(|(key, value)| is_qualified_name(key) && is_label_value(value));
+    let invalid: BTreeMap<String, String> = invalid;
+    unfit.extend(invalid.keys().map(|key| format!("label {key} is left out")));
+    NodeFactLabels { labels, unfit }
 }
 
 /// Returns true if the agent cannot tell how GPUs are shared: it starts, or the driver does not answer for the moment. Labels must

@@ -211,7 +211,7 @@ fn health_new_nodes_and_labels_are_urgent_and_the_progress_of_agents_is_not() {
     receive(&mut scene, &|status| status.config_hash = Some("another".to_owned()));
     assert_eq!(class(&scene), Some(WorkClass::Ordinary));
     receive(&mut scene, &|status| {
-        status.gpus.push(gpunode_crds::GpuDevice::default())
+        status.gpus.push(gpunode_crds::GpuDevice::default());
     });
     assert_eq!(class(&scene), Some(WorkClass::Urgent));
 }

@@ -65,11 +65,11 @@ pub async fn expired_watches(fleet: &Fleet) -> Result<ExpiredWatches> {
     fleet.restart_api_server().await?;
     // The last node of a list, so that the whole list has been read.
     let name = node_name(fleet.size() - 1);
-    let patch = json!({"metadata": {"labels": {KEY: null}}});
+    let change = json!({"metadata": {"labels": {KEY: null}}});
     let path = format!("{NODES}/{name}");
     fleet
         .admin()
-        .patch::<IgnoredAny>(&path, PatchForm::Merge, &patch)
+        .patch::<IgnoredAny>(&path, PatchForm::Merge, &change)
         .await?;
     fleet.await_written(&mut requests, "nodes", 1).await?;
     let all = requests.read()?.iter();

@@ -14,7 +14,7 @@ use tokio::time::sleep;
 
 const LOOK: Duration = Duration::from_millis(20);
 /// Longest wait for another leader.
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_mins(1);
 
 /// Three changes, each of which loses its leader after a tenth of the nodes.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -32,7 +32,7 @@ const LOOK: Duration = Duration::from_millis(20);
 /// Time between a node that was served and the next one that needs it.
 const BETWEEN: Duration = Duration::from_millis(100);
 /// Longest wait for a node that somebody waits for.
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_mins(1);
 
 /// An edit of all policies at once.
 #[derive(Clone, Copy, Debug, PartialEq)]
