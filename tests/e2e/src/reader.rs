@@ -15,7 +15,7 @@ use tokio::runtime::{Builder, Runtime};
 const LIMIT: Duration = Duration::from_secs(30);
 
 /// Kinds that tests read: names in singular and plural, group and version, and whether they are in a namespace.
-const KINDS: [(&str, &str, &str, bool); 15] = [
+const KINDS: [(&str, &str, &str, bool); 16] = [
     ("node", "nodes", "api/v1", false),
     ("pod", "pods", "api/v1", true),
     ("event", "events", "api/v1", true),
@@ -34,6 +34,12 @@ const KINDS: [(&str, &str, &str, bool); 15] = [
         false,
     ),
     ("resourceslice", "resourceslices", "apis/resource.k8s.io/v1", false),
+    (
+        "flowschema",
+        "flowschemas",
+        "apis/flowcontrol.apiserver.k8s.io/v1",
+        false,
+    ),
     ("gpunode", "gpunodes", "apis/gpunode.dev/v1alpha1", false),
     ("gpunodepolicy", "gpunodepolicies", "apis/gpunode.dev/v1alpha1", false),
 ];
