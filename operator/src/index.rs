@@ -298,15 +298,17 @@ impl ClusterIndex {
             return;
         }
         self.objects.rebuild_set();
+        // Nodes keep what these wrote, whatever mode they come back in.
+        let departing = self.objects.removals.policies();
         // The first list is no edit.
         if self.has_compared {
             let may_be_gone = !knew_set || !deleted.is_empty() || edited.iter().any(|policy| comes_or_goes(policy));
-            if may_be_gone || !self.objects.removals.policies().is_empty() {
+            if may_be_gone || !departing.is_empty() {
                 self.find_removals(deleted, now, effects);
             }
         }
         if self.is_leading {
-            self.policies_edited(&edited, knew_set, now, effects);
+            self.policies_edited(&edited, &departing, knew_set, now, effects);
         }
     }
 
@@ -314,6 +316,7 @@ impl ClusterIndex {
     fn policies_edited(
         &mut self,
         edited: &[&ObjectDelta<GpuNodePolicy>],
+        departing: &[String],
         knew_set: bool,
         now: Timestamp,
         effects: &mut Effects,
@@ -327,7 +330,8 @@ impl ClusterIndex {
             }
         }
         let may_write = |policy: &&&ObjectDelta<GpuNodePolicy>| {
-            !(is_preview(policy.before.as_ref()) && is_preview(policy.after.as_ref()))
+            departing.contains(&policy.name)
+                || !(is_preview(policy.before.as_ref()) && is_preview(policy.after.as_ref()))
         };
         let names: BTreeSet<String> = edited
             .iter()
@@ -340,8 +344,15 @@ impl ClusterIndex {
         for policy in &names {
             self.outcomes.await_plans(policy);
         }
-        self.sweep.begin(self.objects.nodes.names(), &names, now);
+        self.sweep.begin(self.nodes_to_plan(), &names, now);
         self.begin_sweep(now, effects);
+    }
+
+    /// Returns the nodes that exist, and those that are counted and gone.
+    fn nodes_to_plan(&self) -> Vec<String> {
+        let nodes = &self.objects.nodes;
+        let gone = self.outcomes.nodes().filter(|name| nodes.get(name).is_none());
+        nodes.names().into_iter().chain(gone.map(str::to_owned)).collect()
     }
 
     fn begin_sweep(&mut self, now: Timestamp, effects: &mut Effects) {
@@ -393,6 +404,7 @@ impl ClusterIndex {
                 // The next plan counts, if one is due.
                 Some(_) if self.is_plan_due(name) => {}
                 Some(statuses) => {
+                    self.observe_discovery(name, effects);
                     self.count(name, statuses, now, effects);
                     self.advance_rollouts(effects);
                 }
@@ -434,7 +446,7 @@ impl ClusterIndex {
     }
 
     /// True if a node, or a policy, changed since the last plan of the node.
-    fn is_plan_due(&self, name: &str) -> bool {
+    pub fn is_plan_due(&self, name: &str) -> bool {
         self.changed.contains(name) || self.sweep.is_waiting(name)
     }
 
@@ -473,10 +485,10 @@ impl ClusterIndex {
     /// Grants turns in the rollouts that may go on: not before each node is planned with the present spec, so that the
     /// order of the plans does not matter. The end of the sweep advances those that wait.
     fn advance_rollouts(&mut self, effects: &mut Effects) {
+        if self.sweep.holds_rollouts() {
+            return;
+        }
         for name in std::mem::take(&mut self.rollouts_to_advance) {
-            if self.sweep.holds_rollout(&name) {
-                continue;
-            }
             let (Some(policy), Some(rollouts)) = (self.objects.policy(&name), self.outcomes.rollouts(&name)) else {
                 continue;
             };
@@ -528,11 +540,7 @@ impl ClusterIndex {
     fn plan(&mut self, name: &str, now: Timestamp, effects: &mut Effects) -> Option<NodePlan> {
         self.changed.remove(name);
         self.expected.remove(name);
-        let facts = self.objects.nodes.get(name);
-        let is_down = facts.is_some_and(|facts| !facts.ready && runs_discovery(facts));
-        if self.daemonsets.set_discovery_down(name, is_down) {
-            effects.queue(WorkKey::DaemonSet(DISCOVERY_NAME.to_owned()));
-        }
+        self.observe_discovery(name, effects);
         self.observe_selection(name, now);
         self.objects.observe_absence(name, now);
         let plan = self.objects.plan(RolloutPermit::Withheld, &BTreeSet::new(), name, now);
@@ -541,6 +549,15 @@ impl ClusterIndex {
             self.sweep_ended(end, effects);
         }
         plan
+    }
+
+    /// Observes whether discovery is down on a node; its DaemonSet leaves room for that.
+    fn observe_discovery(&mut self, name: &str, effects: &mut Effects) {
+        let facts = self.objects.nodes.get(name);
+        let is_down = facts.is_some_and(|facts| !facts.ready && runs_discovery(facts));
+        if self.daemonsets.set_discovery_down(name, is_down) {
+            effects.queue(WorkKey::DaemonSet(DISCOVERY_NAME.to_owned()));
+        }
     }
 
     /// Counts what a plan leads to; `None` for a node that does not exist.
@@ -664,7 +681,7 @@ impl ClusterIndex {
                 let write = self.policy_status_write(name, now)?;
                 // Nobody knows if it is Ready before every node is planned. The end of the sweep queues it.
                 let ready = ConditionType::Ready.find(&write.status.conditions);
-                let is_early = self.sweep.holds_rollout(name) && ready.is_some_and(|ready| ready.status == "True");
+                let is_early = self.sweep.awaits_plans(name) && ready.is_some_and(|ready| ready.status == "True");
                 (!is_early).then(|| PlannedWrite::PolicyStatus(Box::new(write)))
             }
         }
@@ -709,8 +726,10 @@ impl ClusterIndex {
 
     /// A node with a permit counts as changing from here on.
     fn node_write(&mut self, name: &str, now: Timestamp, effects: &mut Effects) -> Option<NodeWrite> {
-        let mut plan = self.plan(name, now, effects)?;
+        let plan = self.plan(name, now, effects);
+        // Also after a node is gone, whose turn is free.
         self.advance_rollouts(effects);
+        let mut plan = plan?;
         let is_permitted = plan.waits
             && self
                 .outcomes

@@ -51,8 +51,8 @@ enum GpuNodeWatchError {
     NoVersion,
     #[error("watch the GpuNode of this node: {0}")]
     Watch(#[source] kube::Error),
-    #[error("watch the GpuNode of this node: nothing came for {}s", SILENCE.as_secs())]
-    Silent,
+    #[error("watch the GpuNode of this node: no answer within {}s", SILENCE.as_secs())]
+    NoWatch,
     #[error("watch the GpuNode of this node: the API server ended the watch early")]
     EndedEarly,
 }
@@ -69,7 +69,7 @@ impl GpuNodeWatchError {
         match self {
             Self::Watch(error) => !is_connection(error),
             Self::EndedEarly => false,
-            Self::List(_) | Self::NoList | Self::NoVersion | Self::Silent => true,
+            Self::List(_) | Self::NoList | Self::NoVersion | Self::NoWatch => true,
         }
     }
 }
@@ -127,13 +127,18 @@ impl GpuNodeFollower {
         let began = Instant::now();
         let accepted = within(silence, self.api.watch(&params, &version)).await;
         let events = accepted
-            .ok_or(GpuNodeWatchError::Silent)?
+            .ok_or(GpuNodeWatchError::NoWatch)?
             .map_err(GpuNodeWatchError::Watch)?;
         let mut events = pin!(events);
         self.worked();
         loop {
             let event = timeout(silence, events.try_next()).await;
-            let event = event.map_err(|_| GpuNodeWatchError::Silent)?;
+            let Ok(event) = event else {
+                // Where nobody writes GpuNodes an API server may have no bookmark to send. A dead connection shows when the next
+                // watch gets no answer.
+                debug!("the watch of the GpuNode was silent; watching again");
+                return Ok(());
+            };
             match event.map_err(GpuNodeWatchError::Watch)? {
                 Some(WatchEvent::Added(object) | WatchEvent::Modified(object)) => {
                     self.version.clone_from(&object.metadata.resource_version);
@@ -147,7 +152,11 @@ impl GpuNodeFollower {
                 Some(WatchEvent::Error(status)) => {
                     return Err(GpuNodeWatchError::Watch(kube::Error::Api(status)));
                 }
-                None if began.elapsed() + EARLY < time => return Err(GpuNodeWatchError::EndedEarly),
+                None if began.elapsed() + EARLY < time => {
+                    // A connection that a proxy cuts after some time has worked until then.
+                    self.worked();
+                    return Err(GpuNodeWatchError::EndedEarly);
+                }
                 None => return Ok(()),
             }
             self.worked();

@@ -1,9 +1,9 @@
 //! Allocatable resources of this agent's Node, by which the scheduler decides.
 
+use gpunode_process::within;
 use k8s_openapi::api::core::v1::Node;
 use kube::{Api, Client};
 use std::time::Duration;
-use tokio::time::timeout;
 
 const CALL_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -44,9 +44,9 @@ impl NodeReader {
 
     /// Returns how many of `resource` are allocatable; 0 if the Node does not have it.
     pub async fn allocatable(&self, resource: &str) -> Result<u64, NodeReadError> {
-        let node = timeout(CALL_TIMEOUT, self.nodes.get(&self.node))
+        let node = within(CALL_TIMEOUT, self.nodes.get(&self.node))
             .await
-            .map_err(|_| NodeReadError::NoAnswer)??;
+            .ok_or(NodeReadError::NoAnswer)??;
         let amount = node
             .status
             .and_then(|status| status.allocatable?.remove(resource))

@@ -187,7 +187,7 @@ impl StatusWriter {
                 let Some(patch) = patch else {
                     return Ok(false);
                 };
-                let answer = match self.patch(&patch).await {
+                let answer = match self.patch_whole(&patch, &status).await {
                     Ok(answer) => answer,
                     // The operator changed its conditions meanwhile, and the watch brings them.
                     Err(error) if error.is_conflict() => {
@@ -206,6 +206,16 @@ impl StatusWriter {
                 });
                 Ok(true)
             }
+        }
+    }
+
+    /// Changes the status, once more if it is not as wanted then: somebody changed it meanwhile, or the object is another one.
+    /// Returns the object after it.
+    async fn patch_whole(&self, patch: &Value, status: &GpuNodeStatus) -> Result<ObservedGpuNode, StatusWriteError> {
+        let answer = self.patch(patch).await?;
+        match status_change(&answer, status) {
+            Some(rest) => self.patch(&rest).await,
+            None => Ok(answer),
         }
     }
 

@@ -162,6 +162,11 @@ impl OutcomeIndex {
         Some((policy, &mut self.tallies.get_mut(&**policy)?.rollout))
     }
 
+    /// Returns the names of the nodes that are counted.
+    pub fn nodes(&self) -> impl Iterator<Item = &str> {
+        self.nodes.keys().map(String::as_str)
+    }
+
     /// Prepares the sums of a policy for plans with another spec: ready nodes count as updating until they are planned
     /// again, since nobody knows, and no permit of a rollout is used before.
     pub fn await_plans(&mut self, policy: &str) {

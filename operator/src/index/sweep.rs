@@ -3,7 +3,7 @@
 //!
 //! | during a sweep | policies that were edited, on a new leader all | other policies |
 //! |---|---|---|
-//! | permits of rollouts | none is granted, since stages are of the spec before | as always |
+//! | permits of rollouts | none is granted, since stages are of the spec before | none is granted, since nodes may come from others |
 //! | status | waits a second for the end; on a new leader, whose counts begin at zero, until the end | as always |
 
 use jiff::{SignedDuration, Timestamp};
@@ -28,6 +28,8 @@ pub struct Sweep {
     is_under_way: bool,
     /// True until a process that begins to lead has planned every node.
     is_first: bool,
+    /// Number of the edit that counts for nodes without any plan on this process.
+    first_edit: u64,
 }
 
 #[derive(Debug)]
@@ -59,6 +61,7 @@ impl Sweep {
     pub fn begin_first(&mut self, nodes: Vec<String>) {
         self.is_first = true;
         self.begin(nodes, &BTreeSet::new(), Timestamp::UNIX_EPOCH);
+        self.first_edit = self.last_edit;
     }
 
     /// Begins a sweep after an edit. One under way begins again, since each node needs a plan with this edit.
@@ -108,7 +111,7 @@ impl Sweep {
 
     /// Returns true if the next plan of a node is the first one on this process since it leads.
     pub fn is_first_plan(&self, node: &str) -> bool {
-        self.is_first && self.is_waiting(node)
+        self.is_first && self.waiting.get(node) == Some(&self.first_edit)
     }
 
     /// Returns true if a policy was edited since a node was planned last.
@@ -143,9 +146,15 @@ impl Sweep {
         self.is_first
     }
 
-    /// Returns true if the stages of a policy's nodes may be those of an earlier spec, or not be known.
-    pub fn holds_rollout(&self, policy: &str) -> bool {
+    /// Returns true if nodes may be counted with an earlier spec of a policy.
+    pub fn awaits_plans(&self, policy: &str) -> bool {
         self.is_first || self.edits.contains_key(policy)
+    }
+
+    /// Returns true while stages of nodes may be those of an earlier spec, or not be known: an edit can also give the nodes of
+    /// one policy to another, with changes under way.
+    pub fn holds_rollouts(&self) -> bool {
+        self.is_under_way
     }
 
     /// Returns how long the status of a policy waits; none if it does not.
@@ -184,10 +193,10 @@ mod tests {
         assert_eq!(sweep.next_slice(), names(&["a", "b"]));
         assert!(sweep.next_slice().is_empty());
         assert_eq!(sweep.waiting(), 2, "queued, but not planned");
-        assert!(sweep.holds_rollout("p") && !sweep.holds_rollout("q"));
+        assert!(sweep.holds_rollouts() && sweep.awaits_plans("p") && !sweep.awaits_plans("q"));
         assert_eq!((sweep.planned("other"), sweep.planned("a")), (None, None));
         assert_eq!(sweep.planned("b"), Some(SweepEnd::Edits(names(&["p"]))));
-        assert!(!sweep.holds_rollout("p"));
+        assert!(!sweep.holds_rollouts() && !sweep.awaits_plans("p"));
         assert_eq!((sweep.planned("b"), sweep.end()), (None, None));
     }
 

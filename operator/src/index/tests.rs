@@ -107,6 +107,10 @@ impl Scene {
                 if !self.index.is_plan_due(name) {
                     continue;
                 }
+                if self.index.objects.nodes.get(name).is_none() {
+                    assert_eq!(self.index.planned_write(&key, now, &mut self.effects), None);
+                    continue;
+                }
                 let plan = self.index.plan(name, now, &mut self.effects);
                 self.index.advance_rollouts(&mut self.effects);
                 let rollout = self.index.outcomes.rollout_of(name);

@@ -19,8 +19,11 @@ use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::{DeleteOptions, Preconditions},
 };
 use kube::{Api, Resource, ResourceExt, api::PostParams, core::Status};
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
+use tokio::time::Instant;
 
+/// Pause until a node that changed is planned again.
+const PLAN_PAUSE: Duration = Duration::from_millis(100);
 /// Evictions at a time, so that a slow answer about one pod does not hold up all others.
 const WORKERS: usize = 2;
 
@@ -49,13 +52,16 @@ impl PodEvictor {
 
 /// Evicts one pod, if there still is a reason to.
 pub async fn evict(context: &PodContext, key: &EvictionKey) -> WorkResult {
+    if context.index.is_plan_due(&key.node) {
+        return WorkResult::RetryAt(Instant::now() + PLAN_PAUSE);
+    }
     let Some(eviction) = context.index.eviction(key) else {
         return WorkResult::Done;
     };
     context.metrics.reconciled(WorkKind::Pod);
     let pods = Api::namespaced(context.guarded_client.clone(), &key.pod.namespace);
     let (node, pod) = (&key.node, &key.pod);
-    let requests = Box::pin(request_eviction(&pods, key, &eviction));
+    let requests = Box::pin(request_eviction(context, &pods, key, &eviction));
     match context.attempt("evict a pod", node, pod, requests).await {
         Ok(EvictionResult::NotFound) => WorkResult::Done,
         Ok(EvictionResult::Conflict) => {
@@ -102,6 +108,7 @@ enum EvictionResult {
 }
 
 async fn request_eviction(
+    context: &PodContext,
     pods: &Api<Lenient<Pod>>,
     key: &EvictionKey,
     eviction: &PodEviction,
@@ -111,6 +118,10 @@ async fn request_eviction(
     let Some(pod) = pod.filter(|pod| eviction.is_of(pod, &key.node)) else {
         return Ok(EvictionResult::NotFound);
     };
+    // The API server may have held the first request back for minutes.
+    if context.index.is_plan_due(&key.node) || context.index.eviction(key).is_none() {
+        return Ok(EvictionResult::Conflict);
+    }
     // Names this pod in this version, so that a late request of a replaced leader does nothing.
     let only_this = Preconditions {
         uid: pod.uid(),

@@ -16,6 +16,11 @@ impl IndexReader {
         self.read().eviction(key).cloned()
     }
 
+    /// True if a node changed since its plan, so that nobody knows yet which pods have to go.
+    pub fn is_plan_due(&self, node: &str) -> bool {
+        self.read().is_plan_due(node)
+    }
+
     /// Returns the taints that evict pods from a node; `None` if nobody has to look at its pods.
     pub fn drain(&self, node: &str) -> Option<NodeDrain> {
         self.read().drain(node).cloned()
