@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# `make test`: everything that CI runs. Builds first, then runs tests on four clusters side by side, and those that need no
+# `make test`: everything that CI runs. Builds first, then runs tests on three clusters side by side, and those that need no
 # cluster beside them: most tests wait most of the time. Ends with the number of tests.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -21,8 +21,6 @@ stage "lint" make lint
 needed "build of the tests" build_tests --message-format=json-render-diagnostics
 
 clusters="e2e e2e-agents e2e-removal"
-# etcd and an API server alone, with simulated nodes.
-fleet=e2e-fleet
 # Modules of tests/e2e/tests/cluster by their cluster; those that are not named here run on the first. Each takes as long as the
 # others, so that nobody waits for the last.
 on_agents="contention:: evicted:: health:: inside_containers:: kills:: memory:: mps:: policy_hand_over:: rejected:: release:: startup_taint:: switching:: unhealthy_taint::"
@@ -91,20 +89,11 @@ lane() { # CLUSTER FUNCTION
 lane_e2e() { lane e2e e2e; }
 lane_agents() { lane e2e-agents e2e_agents; }
 lane_removal() { lane e2e-removal e2e_removal; }
-start_fleet() {
-  nice -n 5 target/release/gpunode-cluster up --name "$fleet" --cluster tests/fleet/cluster.yaml
-}
-lane_fleet() {
-  export GPUNODE_FLEET_CLUSTER=$fleet
-  stage "start of cluster $fleet" start_fleet
-  [ "$failed" = 0 ] || return 0
-  stage "a fleet of 500 nodes" on_cluster fleet
-}
 
 pids=()
 stop() {
   # Tests on a cluster end with it.
-  for cluster in $clusters "$fleet"; do target/release/gpunode-cluster down --name "$cluster" > /dev/null || true; done
+  for cluster in $clusters; do target/release/gpunode-cluster down --name "$cluster" > /dev/null || true; done
   if [ ${#pids[@]} -gt 0 ]; then kill "${pids[@]}" 2> /dev/null || true; fi
   wait
 }
@@ -112,7 +101,6 @@ trap stop EXIT
 beside e2e lane_e2e
 beside e2e-agents lane_agents
 beside e2e-removal lane_removal
-beside e2e-fleet lane_fleet
 beside tests without_cluster
 wait "${pids[@]}" || true
 pids=()

@@ -35,7 +35,7 @@ fn on_fleet(test: impl AsyncFnOnce(&mut Fleet) -> Result<()>) -> Result<()> {
 }
 
 #[test]
-#[ignore = "needs the fleet's cluster: make test"]
+#[ignore = "needs the fleet's cluster: CONTRIBUTING.md"]
 fn label_and_taint_change_is_one_write_per_node() -> Result<()> {
     on_fleet(async |fleet| {
         let change = label_change(fleet, 1).await?;
@@ -50,7 +50,7 @@ fn label_and_taint_change_is_one_write_per_node() -> Result<()> {
 }
 
 #[test]
-#[ignore = "needs the fleet's cluster: make test"]
+#[ignore = "needs the fleet's cluster: CONTRIBUTING.md"]
 fn configuration_change_is_one_write_of_the_operator_and_one_of_the_agent_per_node() -> Result<()> {
     on_fleet(async |fleet| {
         let change = configuration_change(fleet).await?;
@@ -64,7 +64,7 @@ fn configuration_change_is_one_write_of_the_operator_and_one_of_the_agent_per_no
 }
 
 #[test]
-#[ignore = "needs the fleet's cluster: make test"]
+#[ignore = "needs the fleet's cluster: CONTRIBUTING.md"]
 fn nobody_waits_while_fifty_policies_change() -> Result<()> {
     on_fleet(async |fleet| {
         let change = many_policies(fleet).await?;
@@ -79,7 +79,7 @@ fn nobody_waits_while_fifty_policies_change() -> Result<()> {
 }
 
 #[test]
-#[ignore = "needs the fleet's cluster: make test"]
+#[ignore = "needs the fleet's cluster: CONTRIBUTING.md"]
 fn watches_that_expire_together_lead_to_no_write() -> Result<()> {
     on_fleet(async |fleet| {
         let restart = expired_watches(fleet).await?;
@@ -93,7 +93,7 @@ fn watches_that_expire_together_lead_to_no_write() -> Result<()> {
 }
 
 #[test]
-#[ignore = "needs the fleet's cluster: make test"]
+#[ignore = "needs the fleet's cluster: CONTRIBUTING.md"]
 fn change_that_loses_its_leader_is_finished_and_writes_no_node_twice() -> Result<()> {
     on_fleet(async |fleet| {
         let lost = failover(fleet).await?;
@@ -106,7 +106,7 @@ fn change_that_loses_its_leader_is_finished_and_writes_no_node_twice() -> Result
 }
 
 #[test]
-#[ignore = "needs the fleet's cluster: make test"]
+#[ignore = "needs the fleet's cluster: CONTRIBUTING.md"]
 fn refused_lists_are_repeated_slower_and_slower() -> Result<()> {
     on_fleet(async |fleet| {
         let refused = refusals(fleet).await?;
@@ -119,7 +119,7 @@ fn refused_lists_are_repeated_slower_and_slower() -> Result<()> {
 }
 
 #[test]
-#[ignore = "needs the fleet's cluster: make test"]
+#[ignore = "needs the fleet's cluster: CONTRIBUTING.md"]
 fn heartbeats_lead_to_no_write() -> Result<()> {
     on_fleet(async |fleet| {
         let idle = idle(fleet, Duration::from_secs(20)).await?;

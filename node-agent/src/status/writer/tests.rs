@@ -254,13 +254,38 @@ fn next_change_builds_on_the_answer_to_the_last_one() {
 struct ApiServer {
     written: Arc<Mutex<Vec<(Instant, Value)>>>,
     conflicts: Arc<Mutex<usize>>,
+    /// The status that it has.
+    live: Arc<Mutex<Value>>,
+}
+
+/// Merges a patch into a value (RFC 7396).
+fn merge(value: &mut Value, patch: &Value) {
+    let Value::Object(patch) = patch else {
+        *value = patch.clone();
+        return;
+    };
+    if !value.is_object() {
+        *value = json!({});
+    }
+    let fields = value.as_object_mut().unwrap();
+    for (name, change) in patch {
+        if change.is_null() {
+            fields.remove(name);
+        } else {
+            merge(fields.entry(name.clone()).or_insert(Value::Null), change);
+        }
+    }
 }
 
 impl ApiServer {
     fn client(&self) -> Client {
-        let Self { written, conflicts } = self.clone();
+        let server = self.clone();
         let service = service_fn(move |request: Request<Body>| {
-            let (written, conflicts) = (written.clone(), conflicts.clone());
+            let Self {
+                written,
+                conflicts,
+                live,
+            } = server.clone();
             async move {
                 assert_eq!(request.method(), Method::PATCH);
                 assert_eq!(request.headers()["content-type"], "application/merge-patch+json");
@@ -281,10 +306,13 @@ impl ApiServer {
                     *response.status_mut() = StatusCode::CONFLICT;
                     return Ok(response);
                 }
+                let mut live = live.lock().unwrap();
+                merge(&mut live, &object["status"]);
                 object["spec"] = json!({});
                 object["metadata"]["name"] = json!("a");
                 object["metadata"]["resourceVersion"] = json!(format!("w{}", writes.len()));
                 writes.push((Instant::now(), object["status"]["configHash"].clone()));
+                object["status"] = live.clone();
                 Ok::<_, Infallible>(Response::new(Body::from(serde_json::to_vec(&object).unwrap())))
             }
         });
@@ -341,6 +369,7 @@ fn reporter(
     server: &ApiServer,
     live: ObservedGpuNode,
 ) -> (watch::Sender<Option<StatusReport>>, watch::Sender<GpuNodeState>) {
+    *server.live.lock().unwrap() = live.status.clone().unwrap_or_default();
     let reports = watch::Sender::new(None);
     let gpu_node = watch::Sender::new(GpuNodeState::Present(Arc::new(live)));
     let reporter = StatusReporter {
@@ -380,6 +409,26 @@ async fn agent_that_restarts_writes_nothing_when_it_comes_to_the_same_status() {
     sleep(Duration::from_secs(1)).await;
     assert_eq!(server.writes().len(), 1);
     assert!(server.writes()[0].0 - start < Duration::from_millis(300));
+}
+
+#[tokio::test(start_paused = true)]
+async fn status_of_an_object_that_was_made_anew_meanwhile_is_written_whole() {
+    let server = ApiServer::default();
+    let (reports, _gpu_node) = reporter(&server, object("1", json!(status("one", 5))));
+    *server.live.lock().unwrap() = Value::Null;
+    reports.send_replace(report("two", true));
+    sleep(Duration::from_mins(1)).await;
+    let live = server.live.lock().unwrap().clone();
+    let mut wanted = json!(status("two", 5));
+    // Times of this run.
+    for condition in wanted["conditions"].as_array_mut().unwrap() {
+        condition.as_object_mut().unwrap().remove("lastTransitionTime");
+    }
+    let mut seen = live;
+    for condition in seen["conditions"].as_array_mut().unwrap() {
+        condition.as_object_mut().unwrap().remove("lastTransitionTime");
+    }
+    assert_eq!(seen, wanted);
 }
 
 #[tokio::test(start_paused = true)]

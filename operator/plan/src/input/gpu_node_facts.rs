@@ -44,7 +44,7 @@ pub struct GpuNodeFacts {
     /// The conditions that the planner reads: the operator's own, `Ready`, `DriverAvailable`, and those of a silent
     /// agent. Those of the agent that are True have no message.
     pub conditions: Vec<Condition>,
-    /// What the planner reads of the rest of the status, shared by the nodes that have the same. Has no conditions.
+    /// The rest of the status, as far as the planner reads it, shared by the nodes that have the same. Has no conditions.
     pub status: Option<Arc<GpuNodeStatus>>,
 }
 

@@ -197,7 +197,7 @@ fn short(update: &WatchUpdate<Seen>) -> String {
     }
 }
 
-/// What a watch brought, and whom it asked for what.
+/// Updates that a watch brought, and its requests.
 struct WatchRun {
     updates: Vec<String>,
     queries: Vec<(Duration, String)>,
