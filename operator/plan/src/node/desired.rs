@@ -42,7 +42,7 @@ use crate::{
     taint::TaintKey,
     time::earliest,
 };
-use gpunode_crds::{POLICY_LABEL_PREFIX, PolicyMode, Reason, UNHEALTHY_TAINT};
+use gpunode_crds::{POLICY_LABEL_PREFIX, PolicyMode, Reason, UNHEALTHY_TAINT, policy_label};
 use jiff::Timestamp;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -117,6 +117,9 @@ impl<'a> DesiredNode<'a> {
             governing
         };
         let serving = serving_policy(policies, gpu_node).filter(|_| permit != RolloutPermit::Simulated);
+        // An agent that is there already stays until the turn of the node brings its configuration.
+        let is_there = |policy: &&Policy| context.node.labels.contains_key(&policy_label(&policy.name));
+        let coming = governing.filter(|policy| keeps_agent && permit != RolloutPermit::Simulated && is_there(policy));
         let promise = match (governing, configured) {
             (Some(policy), _) => DevicePromise::Of(policy),
             (None, Some(policy)) if dispute.is_some() => DevicePromise::Of(policy),
@@ -149,7 +152,7 @@ impl<'a> DesiredNode<'a> {
         let paced_taints = PacedTaints::new(&matched, &taints, without_pace, permit, record, context);
         taints.retain(|id, _| !paced_taints.held.contains(id));
         held_taints.extend(paced_taints.held.iter().cloned());
-        let mut labels = desired_labels(&matched, placed, serving, needs_mps(placed, context));
+        let mut labels = desired_labels(&matched, placed, [serving, coming], needs_mps(placed, context));
         if may_come_back {
             held_back.extend(keep_recorded(&mut labels.desired, &record.labels.owned));
         }

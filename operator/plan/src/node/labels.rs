@@ -16,11 +16,11 @@ use serde_json::{Map, Value};
 const TRUE: &str = "true";
 
 /// Returns the labels that the matching policies want, and those that place the governing policy's agent and the MPS daemons.
-/// The agent of the policy `serving` stays until it has handed over.
+/// The agents of `others` stay beside it: the one that serves until it has handed over, and the one whose turn is to come.
 pub fn desired_labels(
     matched: &[&Policy],
     governing: Option<&Policy>,
-    serving: Option<&Policy>,
+    others: [Option<&Policy>; 2],
     needs_mps: bool,
 ) -> ComposedKeys<String> {
     let mut composed = compose(
@@ -30,9 +30,9 @@ pub fn desired_labels(
     );
     let desired = &mut composed.desired;
     if let Some(policy) = governing {
-        let placed = [Some(policy), serving]
+        let placed = [policy]
             .into_iter()
-            .flatten()
+            .chain(others.into_iter().flatten())
             .map(|policy| policy_label(&policy.name));
         for key in placed.chain([GOVERNED_LABEL.to_owned()]) {
             desired.insert(key, DesiredValue::by_gpunode(TRUE, Some(policy)));

@@ -53,6 +53,23 @@ fn node_has_the_labels_of_both_policies_until_the_new_agent_has_taken_over() {
 }
 
 #[test]
+fn agent_that_is_there_stays_while_its_configuration_waits_for_the_turn_of_the_node() {
+    let mut world = taken();
+    serve(&mut world, &new(), &new());
+    assert_eq!(placed(&world), ["new", "old"]);
+    let elsewhere = policy(
+        "new",
+        "{nodeSelector: {matchLabels: {pool: b}}, devicePlugin: {passDeviceSpecs: true}}",
+    );
+    let plan = plan_at(RolloutPermit::Withheld, &world, &[elsewhere, old()], 1);
+    assert!(plan.waits);
+    if let Some(patch) = &plan.patch {
+        json_patch::patch(&mut world.node, patch).unwrap();
+    }
+    assert_eq!(placed(&world), ["new", "old"]);
+}
+
+#[test]
 fn agents_of_a_policy_that_is_gone_or_runs_none_go_at_once() {
     let without = policy("old", "{nodeSelector: {}, labels: {a: b}}");
     let preview = policy("old", "{mode: Preview, nodeSelector: {}, devicePlugin: {}}");
