@@ -102,7 +102,7 @@ fn validate_resource(path: &str, resource: &ResourceConfig, problems: &mut Vec<F
 mod tests {
     use crate::load;
 
-    fn problems(text: &str) -> Vec<String> {
+    pub fn problems(text: &str) -> Vec<String> {
         load(text).map_or_else(
             |error| error.problems().iter().map(ToString::to_string).collect(),
             |_| Vec::new(),

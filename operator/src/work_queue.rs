@@ -4,9 +4,10 @@
 //! The number of objects bounds its length, since a key that waits already is not added again.
 
 use crate::metrics::{QueueMetrics, QueueNumbers, RetryReason, WorkClass};
+use gpunode_process::random_up_to;
 use std::{
     collections::{BTreeSet, HashMap},
-    hash::{BuildHasher, Hash, RandomState},
+    hash::Hash,
     sync::{Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -60,7 +61,6 @@ impl WorkResult {
 pub struct WorkQueue<K> {
     state: Mutex<QueueState<K>>,
     changed: Notify,
-    jitter: RandomState,
     metrics: Option<QueueMetrics>,
 }
 
@@ -106,12 +106,6 @@ impl FailedTries {
         *count = count.saturating_add(1);
         pause
     }
-
-    fn total(self) -> u32 {
-        self.conflicts
-            .saturating_add(self.failures)
-            .saturating_add(self.refusals)
-    }
 }
 
 impl<K: Clone + Ord + Hash> WorkQueue<K> {
@@ -127,7 +121,6 @@ impl<K: Clone + Ord + Hash> WorkQueue<K> {
         Self {
             state: Mutex::new(state),
             changed: Notify::new(),
-            jitter: RandomState::new(),
             metrics: None,
         }
     }
@@ -194,8 +187,7 @@ impl<K: Clone + Ord + Hash> WorkQueue<K> {
                 let tries = state.tries.entry(key.clone()).or_default();
                 let pause = tries.pause_after(result);
                 // Up to a fifth longer, so that keys that failed together are not retried together.
-                let share = u32::try_from(self.jitter.hash_one((&key, tries.total())) % 1000).unwrap_or(0);
-                state.add(class, key, now + pause + pause * share / 5000);
+                state.add(class, key, now + pause + random_up_to(pause / 5));
             }
         }
         drop(state);

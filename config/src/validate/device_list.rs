@@ -61,14 +61,7 @@ fn is_annotation_prefix(prefix: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use crate::{AgentConfig, DeviceListStrategy as Strategy, load};
-
-    fn problems(text: &str) -> Vec<String> {
-        load(text).map_or_else(
-            |error| error.problems().iter().map(ToString::to_string).collect(),
-            |_| Vec::new(),
-        )
-    }
+    use crate::{AgentConfig, DeviceListStrategy as Strategy, load, validate::tests::problems};
 
     #[test]
     fn unset_strategies_are_cdi_and_the_variable() {

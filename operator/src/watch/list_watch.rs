@@ -234,7 +234,7 @@ impl<K: Resource + DeserializeOwned, T, M> WatchSession<'_, K, T, M> {
         let mut is_list = version.is_none();
         let params = WatchParams {
             field_selector: self.watch.field_selector.clone(),
-            timeout: Some(self.steps.watch_timeout()),
+            timeout: Some(WatchSteps::watch_timeout()),
             send_initial_events: is_list,
             ..WatchParams::default()
         };

@@ -1,9 +1,7 @@
 //! Decides which request a watch makes next, and after which pause. No IO.
 
-use std::{
-    hash::{BuildHasher, RandomState},
-    time::Duration,
-};
+use gpunode_process::random_up_to;
+use std::time::Duration;
 use tokio::time::Instant;
 
 /// Pauses after failures: the first one; each further one is twice as long, up to the longest.
@@ -15,9 +13,10 @@ const WORKS_AFTER: Duration = Duration::from_mins(1);
 const SHORTEST_WATCH: Duration = Duration::from_secs(1);
 /// Longest pause that the API server can ask for. A mistake of a proxy must not stop a watch for hours.
 const LONGEST_RETRY_AFTER: Duration = Duration::from_mins(2);
-/// Limits of the time after which the API server ends a watch, in seconds. Watches that began together end apart.
-const SHORTEST_TIMEOUT: u32 = 240;
-const LONGEST_TIMEOUT: u32 = 290;
+/// Time after which the API server ends a watch: the shortest, and what is added at random, so that watches that began
+/// together end apart.
+const SHORTEST_TIMEOUT: Duration = Duration::from_mins(4);
+const TIMEOUT_SPREAD: Duration = Duration::from_secs(51);
 
 /// A request of a watch.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -74,9 +73,6 @@ pub struct WatchSteps {
     failures: u32,
     /// Moment since which the watch works; `None` after a failure.
     works_since: Option<Instant>,
-    jitter: RandomState,
-    /// Random numbers drawn so far.
-    draws: u64,
 }
 
 impl WatchSteps {
@@ -87,8 +83,6 @@ impl WatchSteps {
             lists_by_pages: false,
             failures: 0,
             works_since: None,
-            jitter: RandomState::new(),
-            draws: 0,
         }
     }
 
@@ -198,18 +192,13 @@ impl WatchSteps {
             .min(LONGEST_PAUSE);
         self.failures = self.failures.saturating_add(1);
         // Up to a fifth longer, so that watches that failed together do not ask again together.
-        pause + pause * self.draw(1000) / 5000
+        pause + random_up_to(pause / 5)
     }
 
     /// Returns the time after which the API server shall end the next watch, in seconds.
-    pub fn watch_timeout(&mut self) -> u32 {
-        SHORTEST_TIMEOUT + self.draw(LONGEST_TIMEOUT - SHORTEST_TIMEOUT + 1)
-    }
-
-    /// Returns a random number below `limit`.
-    fn draw(&mut self, limit: u32) -> u32 {
-        self.draws = self.draws.wrapping_add(1);
-        u32::try_from(self.jitter.hash_one(self.draws) % u64::from(limit)).unwrap_or(0)
+    pub fn watch_timeout() -> u32 {
+        let timeout = SHORTEST_TIMEOUT + random_up_to(TIMEOUT_SPREAD);
+        u32::try_from(timeout.as_secs()).unwrap_or_default()
     }
 }
 
@@ -335,8 +324,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn watches_end_between_240_and_290_seconds() {
-        let mut steps = WatchSteps::new();
-        let timeouts: Vec<_> = (0..200).map(|_| steps.watch_timeout()).collect();
+        let timeouts: Vec<_> = (0..200).map(|_| WatchSteps::watch_timeout()).collect();
         assert!(
             timeouts.iter().all(|timeout| (240..=290).contains(timeout)),
             "{timeouts:?}"
