@@ -91,8 +91,8 @@ mod tests {
     use crate::lenient::Lenient;
     use serde_json::{Value, json};
 
-    fn read<K: Reducible>(object: Value) -> K::Facts {
-        let object: Lenient<Watched<K>> = serde_json::from_value(object).unwrap();
+    fn read<K: Reducible>(object: &Value) -> K::Facts {
+        let object: Lenient<Watched<K>> = serde_json::from_str(&object.to_string()).unwrap();
         object.read().unwrap().into_facts()
     }
 
@@ -111,7 +111,7 @@ mod tests {
                 "conditions": [{"type": "Ready", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"}]},
         });
         let whole: Node = serde_json::from_value(node.clone()).unwrap();
-        let facts = read::<Node>(node);
+        let facts = read::<Node>(&node);
         assert_eq!(facts, NodeFacts::of(&whole));
         assert!(facts.ready && facts.created.is_some() && facts.boot == "b");
         assert_eq!(facts.label_managers.get("pool"), Some("m"));
@@ -122,14 +122,14 @@ mod tests {
         let late = "9999-12-31T23:59:59Z";
         let node = json!({"metadata": {"name": "n", "managedFields": [{"manager": "m", "time": late}]},
             "status": {"conditions": [{"type": "Ready", "status": "True", "lastHeartbeatTime": late}]}});
-        assert!(read::<Node>(node).ready);
+        assert!(read::<Node>(&node).ready);
     }
 
     #[test]
     fn gpu_node_with_a_malformed_status_keeps_its_spec() {
         let object = json!({"apiVersion": "gpunode.dev/v1alpha1", "kind": "GpuNode",
             "metadata": {"name": "n", "resourceVersion": "7"}, "spec": {"release": true}, "status": {"conditions": 1}});
-        let facts = read::<GpuNode>(object);
+        let facts = read::<GpuNode>(&object);
         assert!(facts.spec.release && facts.status.is_none());
         assert_eq!((facts.name(), facts.version()), ("n", "7"));
     }

@@ -10,8 +10,9 @@ use kube::{
 };
 use serde::{
     Deserialize, Deserializer,
-    de::{DeserializeOwned, DeserializeSeed, IgnoredAny, MapAccess, SeqAccess, Visitor},
+    de::{DeserializeOwned, DeserializeSeed, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor},
 };
+use serde_json::value::RawValue;
 use std::{fmt, future::poll_fn, io::BufRead, marker::PhantomData, pin::Pin, time::Duration};
 use tokio::time::timeout;
 
@@ -164,7 +165,7 @@ pub fn parse_event<K: DeserializeOwned>(line: &[u8]) -> Result<Option<WatchEvent
     if line.trim_ascii().is_empty() {
         return Ok(None);
     }
-    match serde_json::from_slice(line) {
+    match serde_json::from_slice::<EventText>(line).and_then(|event| event.parse()) {
         Ok(event) => Ok(Some(event)),
         Err(error) => match serde_json::from_slice::<Status>(line) {
             Ok(status) if status.is_failure() => Err(WatchError::of_status(status)),
@@ -173,6 +174,29 @@ pub fn parse_event<K: DeserializeOwned>(line: &[u8]) -> Result<Option<WatchEvent
                 Ok(None)
             }
         },
+    }
+}
+
+/// An event whose object is text still: its type says what the object is, and may come behind it.
+#[derive(Deserialize)]
+struct EventText<'a> {
+    #[serde(rename = "type")]
+    kind: &'a str,
+    #[serde(borrow)]
+    object: &'a RawValue,
+}
+
+impl EventText<'_> {
+    fn parse<K: DeserializeOwned>(&self) -> Result<WatchEvent<K>, serde_json::Error> {
+        let object = self.object.get();
+        match self.kind {
+            "ADDED" => serde_json::from_str(object).map(WatchEvent::Added),
+            "MODIFIED" => serde_json::from_str(object).map(WatchEvent::Modified),
+            "DELETED" => serde_json::from_str(object).map(WatchEvent::Deleted),
+            "BOOKMARK" => serde_json::from_str(object).map(WatchEvent::Bookmark),
+            "ERROR" => serde_json::from_str(object).map(WatchEvent::Error),
+            other => Err(serde_json::Error::custom(format!("unknown type of event {other:?}"))),
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 use crate::{
     input::{
         gpu_node_facts::GpuNodeFacts,
-        node_fields::{FieldManagerEntry, NodeConditionFields, NodeFields, NodeStatusFields},
+        node_fields::{FieldManagerEntry, ManagedFields, NodeConditionFields, NodeFields, NodeStatusFields},
         resource_presence::ResourcePresence,
     },
     interned::{InternPool, Interned, interned_text},
@@ -14,7 +14,6 @@ use crate::{
 use gpunode_crds::{OPERATOR_FIELD_MANAGER, OWNED_ANNOTATION, RECOVERED_ANNOTATION, is_kubernetes_key};
 use jiff::Timestamp;
 use k8s_openapi::{api::core::v1::Node, apimachinery::pkg::apis::meta::v1::OwnerReference};
-use serde_json::Value;
 use std::{
     collections::{BTreeMap, BTreeSet},
     hash::{DefaultHasher, Hash},
@@ -67,18 +66,18 @@ impl NodeFacts {
         Self::from(NodeFields::from(node))
     }
 
-    fn read_manager<'a>(&mut self, manager: &'a str, fields: &'a Value, of_labels: &mut BTreeMap<&'a str, &'a str>) {
-        let labels = fields.pointer("/f:metadata/f:labels").and_then(Value::as_object);
-        for key in labels
-            .into_iter()
-            .flatten()
-            .filter_map(|(field, _)| field.strip_prefix("f:"))
-        {
+    fn read_manager<'a>(
+        &mut self,
+        manager: &'a str,
+        fields: &'a ManagedFields,
+        of_labels: &mut BTreeMap<&'a str, &'a str>,
+    ) {
+        for key in fields.labels() {
             if self.labels.contains_key(key) && !is_kubernetes_key(key) {
                 of_labels.insert(key, manager);
             }
         }
-        if fields.pointer("/f:spec/f:taints").is_some() {
+        if fields.has_taints() {
             self.taint_manager = Some(manager.to_owned());
         }
     }

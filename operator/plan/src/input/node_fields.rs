@@ -8,8 +8,7 @@ use k8s_openapi::{
         apis::meta::v1::{ManagedFieldsEntry, Time},
     },
 };
-use serde::Deserialize;
-use serde_json::Value;
+use serde::{Deserialize, de::IgnoredAny};
 use std::collections::BTreeMap;
 
 /// Fields of a `Node` that become facts ([`NodeFacts`](crate::NodeFacts)).
@@ -39,7 +38,46 @@ pub struct NodeMetadataFields {
 #[serde(default, rename_all = "camelCase")]
 pub struct FieldManagerEntry {
     pub(crate) manager: Option<String>,
-    pub(crate) fields_v1: Option<Value>,
+    pub(crate) fields_v1: Option<ManagedFields>,
+}
+
+/// Fields that one manager wrote last, by their names in `managedFields`.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct ManagedFields {
+    #[serde(rename = "f:metadata")]
+    metadata: ManagedMetadata,
+    #[serde(rename = "f:spec")]
+    spec: ManagedSpec,
+}
+
+/// Fields of `metadata` that one manager wrote last.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+struct ManagedMetadata {
+    #[serde(rename = "f:labels")]
+    #[expect(clippy::zero_sized_map_values, reason = "serde reads no set from a map")]
+    labels: BTreeMap<String, IgnoredAny>,
+}
+
+/// Fields of `spec` that one manager wrote last.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+struct ManagedSpec {
+    #[serde(rename = "f:taints")]
+    taints: Option<IgnoredAny>,
+}
+
+impl ManagedFields {
+    /// Keys of the labels.
+    pub(crate) fn labels(&self) -> impl Iterator<Item = &str> {
+        self.metadata.labels.keys().filter_map(|field| field.strip_prefix("f:"))
+    }
+
+    /// Returns true if the taints are among the fields.
+    pub(crate) fn has_taints(&self) -> bool {
+        self.spec.taints.is_some()
+    }
 }
 
 /// Fields of `spec`.
@@ -82,7 +120,10 @@ impl From<&Node> for NodeFields {
         let meta = &node.metadata;
         let manager = |entry: &ManagedFieldsEntry| FieldManagerEntry {
             manager: entry.manager.clone(),
-            fields_v1: entry.fields_v1.as_ref().map(|fields| fields.0.clone()),
+            fields_v1: entry
+                .fields_v1
+                .as_ref()
+                .and_then(|fields| ManagedFields::deserialize(&fields.0).ok()),
         };
         let condition = |condition: &NodeCondition| NodeConditionFields {
             type_: condition.type_.clone(),
