@@ -93,9 +93,7 @@ async fn measure_figures(args: &BenchArgs) -> Result<()> {
         if let Err(error) = Box::pin(measure(&mut fleet, *scenario, &mut measured)).await {
             failures.push(format!("{scenario:?}: {error:#}"));
         }
-        if *scenario != Scenario::Idle {
-            clean(&fleet).await?;
-        }
+        clean(&fleet).await?;
     }
     println!("\n######## figures, {} nodes", args.nodes);
     let mut missed = Vec::new();
