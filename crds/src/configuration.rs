@@ -11,7 +11,8 @@ pub const MAX_FAILED_MESSAGE: usize = 1024;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ConfigurationStep {
-    /// Time at which the configuration was written, or at which the policy last changed since then.
+    /// Time at which the configuration was written, or at which the policy last changed since then. The agent repeats
+    /// it in `status.finishedStep`, so no two steps of a node have the same.
     #[schemars(schema_with = "crate::conditions::time")]
     pub started_at: Time,
     /// `metadata.generation` of the policy at `startedAt`. If it changes, as after a pause, the time starts again.

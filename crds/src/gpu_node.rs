@@ -69,8 +69,8 @@ pub struct GpuNodeSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub config: Option<Configuration>,
 
-    /// Turn of the node in a rollout. Set if the node was Ready when `config` was written, until `config` is in force.
-    /// Agents ignore it.
+    /// Turn of the node in a rollout. Set if the node was Ready when `config` was written; over once
+    /// `status.finishedStep` is its `startedAt`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub step: Option<ConfigurationStep>,
 
@@ -184,6 +184,12 @@ pub struct GpuNodeStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub config_hash: Option<String>,
+
+    /// `spec.step.startedAt` of the last step that the agent finished: it was Ready with `spec.config` in force. Stays
+    /// when the agent is not Ready later.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "crate::conditions::optional_time")]
+    pub finished_step: Option<Time>,
 
     /// Configuration that the agent rejected. The previous configuration stays in force.
     #[serde(default, skip_serializing_if = "Option::is_none")]

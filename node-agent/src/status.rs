@@ -10,6 +10,7 @@
 //! | `usage` | summary of what is held, for the printer columns |
 //! | `health` | times at which devices became healthy |
 //! | `missing` | keeps GPUs that vanished for 15 minutes |
+//! | `step` | the last step of a rollout that the agent finished |
 //! | `number` | numbers in the API's type |
 //! | `patch` | the change of a status as a merge patch, pure |
 //! | `writer` | writes the status to the API server when it changes |
@@ -23,5 +24,6 @@ mod number;
 mod patch;
 pub mod report;
 mod resources;
+mod step;
 mod usage;
 pub mod writer;

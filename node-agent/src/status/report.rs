@@ -75,6 +75,8 @@ pub fn status(identity: &AgentIdentity, inputs: StatusInputs<'_>) -> GpuNodeStat
         waiting: snapshot.pending_changes.iter().take(MAX_DEVICES).map(waiting).collect(),
         mps_daemons: snapshot.daemons.iter().take(MAX_DEVICES).cloned().collect(),
         config_hash: in_force.and_then(|in_force| Some(in_force.accepted.as_ref()?.hash.clone())),
+        // The writer knows the step and the status before.
+        finished_step: None,
         rejected_config: rejected.map(|rejected| RejectedConfiguration {
             hash: rejected.hash.clone(),
             message: rejected.message.clone(),

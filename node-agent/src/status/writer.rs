@@ -7,6 +7,7 @@ use crate::{
         missing::{keep_missing, next_given_up},
         patch::{keep_foreign_conditions, merge_patch},
         report::set_times,
+        step::set_finished_step,
     },
 };
 use gpunode_crds::{AGENT_FIELD_MANAGER, ConditionType, GpuNode, GpuNodeSpec, GpuNodeStatus, OPERATOR_FIELD_MANAGER};
@@ -288,6 +289,7 @@ fn planned_patch(
     set_times(status, &before, now);
     set_health_times(status, &before, now);
     keep_missing(status, &before, now);
+    set_finished_step(status, &before, &object.spec);
     if status.runtime.is_none() {
         // The agent has just started, and has not read it yet.
         status.runtime.clone_from(&before.runtime);

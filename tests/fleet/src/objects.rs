@@ -20,6 +20,8 @@ const LONG_AGO: &str = "2026-01-01T00:00:00Z";
 pub struct AgentReport {
     /// Policy and hash of the configuration in force; none for discovery.
     pub in_force: Option<(String, String)>,
+    /// Start of the last step that the agent finished, RFC 3339.
+    pub finished_step: Option<String>,
     /// Time since which the first GPU is unhealthy, RFC 3339.
     pub unhealthy_since: Option<String>,
 }
@@ -187,6 +189,9 @@ fn status(name: &str, report: &AgentReport) -> Value {
             {"type": "DriverAvailable", "status": "True", "reason": "Available", "message": "", "lastTransitionTime": LONG_AGO},
         ]);
     }
+    if let Some(finished) = &report.finished_step {
+        status["finishedStep"] = finished.as_str().into();
+    }
     status["agent"] = agent;
     status
 }
@@ -240,9 +245,11 @@ mod tests {
         assert_eq!(status.agent.unwrap().mode, AgentMode::Discovery);
 
         report.in_force = Some(("p".to_owned(), "h".to_owned()));
+        report.finished_step = Some("2026-01-03T00:00:00Z".to_owned());
         report.unhealthy_since = Some("2026-01-02T00:00:00Z".to_owned());
         let status = read(&report);
         assert_eq!(status.config_hash.as_deref(), Some("h"));
+        assert!(status.finished_step.is_some());
         assert_eq!(status.resources[0].allocatable, 7);
         let health: Vec<_> = status
             .gpus

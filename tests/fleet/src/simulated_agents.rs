@@ -69,6 +69,16 @@ struct ViewName {
 struct ViewSpec {
     #[serde(default)]
     config: Option<ViewConfig>,
+    #[serde(default)]
+    step: Option<ViewStep>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct ViewStep {
+    started_at: String,
+    #[serde(default)]
+    failed: Option<String>,
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -168,6 +178,8 @@ async fn follow_once(state: &Arc<AgentsState>) -> Result<()> {
 fn observe(state: &Arc<AgentsState>, object: GpuNodeView) {
     let name = object.metadata.name;
     let in_force = object.spec.config.map(|config| (config.policy, config.hash));
+    let step = object.spec.step.filter(|step| step.failed.is_none());
+    let finished_step = step.map(|step| step.started_at);
     let behaviour = locked(&state.behaviour).clone();
     if behaviour.silent.contains(&name) {
         return;
@@ -175,10 +187,13 @@ fn observe(state: &Arc<AgentsState>, object: GpuNodeView) {
     {
         let mut reports = locked(&state.reports);
         let report = reports.entry(name.clone()).or_default();
-        if report.in_force == in_force {
+        let is_finished = finished_step.is_none() || report.finished_step == finished_step;
+        if report.in_force == in_force && is_finished {
             return;
         }
         report.in_force = in_force;
+        // One that is over stays in the report, as the operator may remove it from the spec.
+        report.finished_step = finished_step.or_else(|| report.finished_step.take());
     }
     tokio::spawn(answer(state.clone(), name, behaviour.delay));
 }

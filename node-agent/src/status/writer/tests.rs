@@ -1,5 +1,5 @@
 use super::*;
-use gpunode_crds::{GpuDevice, LastXid, RuntimeStatus};
+use gpunode_crds::{Agent, AgentMode, Configuration, ConfigurationStep, GpuDevice, LastXid, RuntimeStatus};
 use http::{Method, Request, Response, StatusCode};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, FieldsV1, ManagedFieldsEntry, Time};
 use kube::{client::Body, core::ApiResource};
@@ -31,6 +31,34 @@ fn object(version: &str, status: Value) -> ObservedGpuNode {
     let mut object = ObservedGpuNode::new("a", &ApiResource::erase::<GpuNode>(&()), GpuNodeSpec::default());
     object.metadata.resource_version = Some(version.to_owned());
     object.status = Some(status).filter(|status| !status.is_null());
+    object
+}
+
+/// A status of the agent of policy `p`.
+fn serving(hash: &str, ready: &str) -> GpuNodeStatus {
+    let mut status = status(hash, 5);
+    status.conditions[0].status = ready.to_owned();
+    status.agent = Some(Agent {
+        policy: Some("p".to_owned()),
+        mode: AgentMode::DevicePlugin,
+        ..Agent::default()
+    });
+    status
+}
+
+/// A GpuNode whose step to configuration `two` began at second 7.
+fn stepping(status: &GpuNodeStatus) -> ObservedGpuNode {
+    let mut object = object("1", json!(status));
+    object.spec.config = Some(Configuration {
+        policy: "p".to_owned(),
+        hash: "two".to_owned(),
+        ..Configuration::default()
+    });
+    object.spec.step = Some(ConfigurationStep {
+        started_at: Time(Timestamp::from_second(7).unwrap()),
+        generation: Some(1),
+        failed: None,
+    });
     object
 }
 
@@ -235,6 +263,24 @@ fn condition_of_a_newer_operator_stays_and_one_of_an_older_agent_goes() {
 }
 
 #[test]
+fn agent_that_restarts_keeps_the_finished_step() {
+    let finished = GpuNodeStatus {
+        finished_step: Some(Time(Timestamp::from_second(7).unwrap())),
+        ..serving("two", "True")
+    };
+    let now = Timestamp::from_second(9).unwrap();
+    let planned = |mut status: GpuNodeStatus, object: &ObservedGpuNode| planned_patch(None, &mut status, object, now);
+    let live = stepping(&finished);
+    assert_eq!(planned(serving("two", "True"), &live), None);
+    for broken in [serving("two", "False"), serving("one", "True"), status("two", 5)] {
+        let patch = planned(broken, &live).unwrap();
+        assert_eq!(patch["status"].get("finishedStep"), None, "{patch}");
+    }
+    // The operator has removed the step, as it does where it saw the configuration in force first.
+    assert_eq!(planned(serving("two", "True"), &object("2", json!(finished))), None);
+}
+
+#[test]
 fn next_change_builds_on_the_answer_to_the_last_one() {
     let before = object("1", json!(status("zero", 5)));
     let answered = WrittenStatus {
@@ -409,6 +455,33 @@ async fn agent_that_restarts_writes_nothing_when_it_comes_to_the_same_status() {
     sleep(Duration::from_secs(1)).await;
     assert_eq!(server.writes().len(), 1);
     assert!(server.writes()[0].0 - start < Duration::from_millis(300));
+}
+
+#[tokio::test(start_paused = true)]
+async fn finished_step_is_reported_with_the_configuration_in_one_write() {
+    let server = ApiServer::default();
+    let (reports, _gpu_node) = reporter(&server, stepping(&serving("one", "True")));
+    let report = |hash: &str| {
+        reports.send_replace(Some(StatusReport {
+            status: serving(hash, "True"),
+            create: true,
+            is_settled: true,
+        }));
+    };
+    report("one");
+    sleep(Duration::from_mins(1)).await;
+    assert!(
+        server.writes().is_empty(),
+        "the configuration before the step is in force"
+    );
+    report("two");
+    sleep(Duration::from_mins(1)).await;
+    assert_eq!(server.writes().len(), 1);
+    let live = server.live.lock().unwrap().clone();
+    assert_eq!(
+        (&live["configHash"], &live["finishedStep"]),
+        (&json!("two"), &json!("1970-01-01T00:00:07Z"))
+    );
 }
 
 #[tokio::test(start_paused = true)]

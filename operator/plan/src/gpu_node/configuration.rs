@@ -10,7 +10,7 @@ use gpunode_config::CONFIG_VERSION;
 use gpunode_crds::{
     Configuration, ConfigurationStep, GpuNode, GpuNodeSpec, GpuNodeStatus, MAX_FAILED_MESSAGE, NodeWaiting,
 };
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{OwnerReference, Time};
 use std::collections::BTreeSet;
 
@@ -86,14 +86,19 @@ pub fn configuration_change(
             match (desired, &gpu_node.spec.config) {
                 (None, _) => GpuNodeChange::None,
                 (Some(desired), Some(current)) if desired == *current => {
-                    let step = gpu_node.spec.step.as_ref();
+                    // A step that the agent has finished needs no write.
+                    let step = gpu_node.unfinished_step();
                     step.map_or(GpuNodeChange::None, |step| {
                         step_change(gpu_node, step, policy, stage, now)
                     })
                 }
                 (Some(desired), _) => {
                     let has_worked = matches!(stage, Some(RolloutStage::Pending | RolloutStage::Stepping));
-                    configure(gpu_node, Some(desired), has_worked.then(|| new_step(policy, now)))
+                    configure(
+                        gpu_node,
+                        Some(desired),
+                        has_worked.then(|| new_step(gpu_node, policy, now)),
+                    )
                 }
             }
         }
@@ -121,7 +126,7 @@ pub fn configuration_change(
     }
 }
 
-/// Returns the change of the step of a node that already has the desired configuration.
+/// Returns the change of the unfinished step of a node that already has the desired configuration.
 fn step_change(
     gpu_node: &GpuNodeFacts,
     step: &ConfigurationStep,
@@ -130,12 +135,13 @@ fn step_change(
     now: Timestamp,
 ) -> GpuNodeChange {
     let next = match stage {
+        // An older agent does not say that it has finished the step. Left in the spec, it would count again in an outage.
         Some(RolloutStage::Done) => None,
         Some(RolloutStage::Stopped(why)) if step.failed.is_none() => {
             let failed = Some(why.chars().take(MAX_FAILED_MESSAGE).collect());
             Some(ConfigurationStep { failed, ..step.clone() })
         }
-        Some(RolloutStage::Stepping) if step.generation != policy.generation => Some(new_step(policy, now)),
+        Some(RolloutStage::Stepping) if step.generation != policy.generation => Some(new_step(gpu_node, policy, now)),
         _ => return GpuNodeChange::None,
     };
     GpuNodeChange::Step {
@@ -144,12 +150,24 @@ fn step_change(
     }
 }
 
-fn new_step(policy: &Policy, now: Timestamp) -> ConfigurationStep {
+fn new_step(gpu_node: &GpuNodeFacts, policy: &Policy, now: Timestamp) -> ConfigurationStep {
     ConfigurationStep {
-        started_at: Time(whole_second(now)),
+        started_at: Time(step_start(gpu_node, now)),
         generation: policy.generation,
         failed: None,
     }
+}
+
+/// Returns the start of a new step: the first second that neither the step before nor the agent's report has, which
+/// would finish the new one.
+fn step_start(gpu_node: &GpuNodeFacts, now: Timestamp) -> Timestamp {
+    let before = gpu_node.step.as_ref().map(|step| step.started_at.0);
+    let taken = [before, gpu_node.finished_step].map(|start| start.map(whole_second));
+    let start = whole_second(now);
+    (0..=2)
+        .filter_map(|seconds| start.checked_add(SignedDuration::from_secs(seconds)).ok())
+        .find(|start| !taken.contains(&Some(*start)))
+        .unwrap_or(start)
 }
 
 /// Returns the devices of a node whose change waits for their holders; none of a node that is down, whose agent reports pods

@@ -14,6 +14,7 @@ use crate::{
     input::{context::NodeContext, facts::NodeFacts, gpu_node_facts::GpuNodeFacts, policies::Policy},
     outcome::PolicyOutcome,
     rollout_stage::RolloutStage,
+    time::earliest,
 };
 use gpunode_crds::{AgentMode, ConditionType, GpuNodeStatus, Reason, SERVED_BY_DRA};
 use jiff::{SignedDuration, Timestamp};
@@ -99,7 +100,13 @@ pub fn rollout_stage(governing: &Policy, context: NodeContext<'_>) -> Option<(Ro
         };
         return Some((stage, None));
     }
-    let is_stepping = gpu_node.spec.step.as_ref().is_some_and(|step| step.failed.is_none());
+    // The agent has finished the step, and the kubelet shows the resources some seconds later.
+    if outcome == PolicyOutcome::Updating
+        && let Some(end) = deadline.settling_ends()
+    {
+        return Some((RolloutStage::Stepping, earliest([recheck, Some(end)])));
+    }
+    let is_stepping = gpu_node.unfinished_step().is_some_and(|step| step.failed.is_none());
     // Maps the outcome to a stage, depending on a step under way.
     let stage = match outcome {
         PolicyOutcome::Ready if is_desired => RolloutStage::Done,
@@ -131,8 +138,9 @@ pub fn rollout_stage(governing: &Policy, context: NodeContext<'_>) -> Option<(Ro
 }
 
 /// Returns the failure of a node's step to the configuration of this hash: the recorded one, or the agent's rejection.
+/// None of a step that the agent has finished: whatever fails later fails for another reason.
 fn recorded_failure(gpu_node: &GpuNodeFacts, hash: &str) -> Option<String> {
-    let step = gpu_node.spec.step.as_ref()?;
+    let step = gpu_node.unfinished_step()?;
     let rejected = || {
         gpu_node
             .status()?
@@ -151,8 +159,10 @@ fn recorded_failure(gpu_node: &GpuNodeFacts, hash: &str) -> Option<String> {
 struct ProgressDeadline {
     began: Timestamp,
     allowed: SignedDuration,
-    /// Start of the node's step in a rollout.
+    /// Start of the node's step in a rollout, unless the agent has finished it.
     step: Option<Timestamp>,
+    /// Start of the node's step if the agent has finished it.
+    finished: Option<Timestamp>,
     now: Timestamp,
 }
 
@@ -172,10 +182,11 @@ impl ProgressDeadline {
             began,
             allowed: governing.pace.progress_deadline(),
             step: None,
+            finished: gpu_node.and_then(GpuNodeFacts::finished_step_start),
             now,
         };
         let step = gpu_node
-            .and_then(|gpu_node| gpu_node.spec.step.as_ref())
+            .and_then(GpuNodeFacts::unfinished_step)
             .map(|step| match step.failed {
                 Some(_) => step.started_at.0,
                 None if step.generation != governing.generation => now,
@@ -194,7 +205,17 @@ impl ProgressDeadline {
 
     /// Returns the end of a step that is still under way.
     fn step_ends(self) -> Option<Timestamp> {
-        self.step?.checked_add(self.allowed).ok().filter(|end| self.now < *end)
+        self.later_end(self.step?)
+    }
+
+    /// Returns the end of the time in which a node whose agent has finished its step may still use the rollout's budget.
+    fn settling_ends(self) -> Option<Timestamp> {
+        self.later_end(self.finished?)
+    }
+
+    /// Returns the end of the time allowed from `start`, if it is to come.
+    fn later_end(self, start: Timestamp) -> Option<Timestamp> {
+        start.checked_add(self.allowed).ok().filter(|end| self.now < *end)
     }
 
     /// Waits for the node. A rollout counts from the start of the node's step, whatever its agent does meanwhile.

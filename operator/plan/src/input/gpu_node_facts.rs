@@ -7,11 +7,12 @@
 use crate::{
     input::broken_devices::retain_holders_of_broken,
     interned::{InternPool, Interned, feed_document},
+    time::whole_second,
 };
 use gpunode_config::known_fields;
 use gpunode_crds::{
-    ConditionType, Configuration, DeviceHealth, GpuDevice, GpuNode, GpuNodeSpec, GpuNodeStatus, HealthState,
-    OPERATOR_FIELD_MANAGER, Reason,
+    ConditionType, Configuration, ConfigurationStep, DeviceHealth, GpuDevice, GpuNode, GpuNodeSpec, GpuNodeStatus,
+    HealthState, OPERATOR_FIELD_MANAGER, Reason,
 };
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ManagedFieldsEntry, OwnerReference};
@@ -39,12 +40,17 @@ pub struct GpuNodeFacts {
     pub written_at: Option<Timestamp>,
     /// `metadata.ownerReferences`.
     pub owners: Vec<OwnerReference>,
-    /// The spec, shared by the nodes that have the same.
+    /// The spec without its step, shared by the nodes that have the same.
     pub spec: Arc<GpuNodeSpec>,
+    /// `spec.step`. Every node has another.
+    pub step: Option<ConfigurationStep>,
+    /// `status.finishedStep`: start of the last step that the agent finished. Every node has another.
+    pub finished_step: Option<Timestamp>,
     /// The conditions that the planner reads: the operator's own, `Ready`, `DriverAvailable`, and those of a silent
     /// agent. Those of the agent that are True have no message.
     pub conditions: Vec<Condition>,
-    /// The rest of the status, as far as the planner reads it, shared by the nodes that have the same. Has no conditions.
+    /// The rest of the status, as far as the planner reads it, shared by the nodes that have the same. Has no conditions
+    /// and no finished step.
     pub status: Option<Arc<GpuNodeStatus>>,
 }
 
@@ -53,7 +59,7 @@ impl GpuNodeFacts {
     pub fn of(gpu_node: GpuNode) -> Self {
         let GpuNode {
             metadata: meta,
-            spec,
+            mut spec,
             status,
         } = gpu_node;
         let written_at = meta.managed_fields.as_deref().and_then(written_at);
@@ -64,11 +70,13 @@ impl GpuNodeFacts {
             created: meta.creation_timestamp.map(|time| time.0),
             written_at,
             owners: meta.owner_references.unwrap_or_default(),
+            step: spec.step.take(),
             spec: spec.interned(),
             ..Self::default()
         };
         if let Some(mut status) = status {
             facts.conditions = read_conditions(std::mem::take(&mut status.conditions));
+            facts.finished_step = status.finished_step.take().map(|time| time.0);
             reduce(&mut status);
             facts.status = Some(status.interned());
         }
@@ -84,6 +92,22 @@ impl GpuNodeFacts {
     /// Returns the configuration in the spec.
     pub(crate) fn configuration(&self) -> Option<&Configuration> {
         self.spec.config.as_ref()
+    }
+
+    /// Returns the node's step in a rollout, unless the agent has finished it.
+    pub(crate) fn unfinished_step(&self) -> Option<&ConfigurationStep> {
+        self.step.as_ref().filter(|step| !self.has_finished(step))
+    }
+
+    /// Returns the start of the node's step in a rollout if the agent has finished it.
+    pub(crate) fn finished_step_start(&self) -> Option<Timestamp> {
+        let step = self.step.as_ref().filter(|step| self.has_finished(step))?;
+        Some(step.started_at.0)
+    }
+
+    /// Returns true if the agent has finished the step. One that failed stays failed.
+    fn has_finished(&self, step: &ConfigurationStep) -> bool {
+        step.failed.is_none() && self.finished_step.map(whole_second) == Some(whole_second(step.started_at.0))
     }
 
     /// Returns true if an agent reported the GPUs. Without a report the status may still hold the operator's own
@@ -115,10 +139,13 @@ impl GpuNodeFacts {
             written_at: _,
             owners,
             spec,
+            step,
+            finished_step,
             conditions,
             status,
         } = self;
         (uid, owners, spec) == (&other.uid, &other.owners, &other.spec)
+            && (step, finished_step) == (&other.step, &other.finished_step)
             && (conditions, status) == (&other.conditions, &other.status)
     }
 }
@@ -270,6 +297,10 @@ mod tests {
     }
 
     fn facts(node: &str, gpus: &[Value]) -> GpuNodeFacts {
+        GpuNodeFacts::of(serde_json::from_value(object(node, gpus)).unwrap())
+    }
+
+    fn object(node: &str, gpus: &[Value]) -> Value {
         let condition = |(of, status): (&str, &str)| {
             let changed = "1970-01-01T00:00:00Z";
             json!({"type": of, "status": status, "reason": "R", "message": "m", "lastTransitionTime": changed})
@@ -292,10 +323,9 @@ mod tests {
             "gpus": gpus, "conditions": conditions.map(condition), "holders": gpus.iter().map(holder).collect::<Vec<_>>(),
             "resources": [{"name": "nvidia.com/gpu", "capacity": 8, "allocatable": 8, "registered": true, "devices": devices}],
         });
-        let object = json!({"apiVersion": "gpunode.dev/v1alpha1", "kind": "GpuNode",
+        json!({"apiVersion": "gpunode.dev/v1alpha1", "kind": "GpuNode",
             "metadata": {"name": node, "uid": node, "resourceVersion": "7"},
-            "spec": {"config": {"policy": "p", "version": 1, "hash": "h", "document": "{}"}}, "status": status});
-        GpuNodeFacts::of(serde_json::from_value(object).unwrap())
+            "spec": {"config": {"policy": "p", "version": 1, "hash": "h", "document": "{}"}}, "status": status})
     }
 
     #[test]
@@ -322,6 +352,28 @@ mod tests {
             ("1", "1")
         );
         assert!(status.holders.is_empty());
+    }
+
+    #[test]
+    fn nodes_that_differ_in_their_steps_alone_share_spec_and_status() {
+        let of = |second: u8, finished: u8| {
+            let time = |second: u8| format!("2026-01-01T00:00:{second:02}Z");
+            let mut object = object("a", &[]);
+            object["spec"]["step"] = json!({"startedAt": time(second), "generation": 1});
+            object["status"]["finishedStep"] = json!(time(finished));
+            GpuNodeFacts::of(serde_json::from_value(object).unwrap())
+        };
+        let (one, other) = (of(1, 1), of(2, 1));
+        assert!(Arc::ptr_eq(&one.spec, &other.spec));
+        assert!(Arc::ptr_eq(
+            one.status.as_ref().unwrap(),
+            other.status.as_ref().unwrap()
+        ));
+        assert!(one.unfinished_step().is_none() && one.finished_step_start().is_some());
+        assert!(other.unfinished_step().is_some() && other.finished_step_start().is_none());
+        let finished = of(2, 2);
+        assert!(!other.is_same_but_version(&finished) && !finished.is_same_but_version(&of(3, 2)));
+        assert!(finished.is_same_but_version(&of(2, 2)));
     }
 
     #[test]

@@ -82,6 +82,14 @@ pub fn world(given: &GpuNodePolicy, step: Option<ConfigurationStep>, in_force: &
     world
 }
 
+/// Returns the node after its agent has finished the step.
+pub fn finished(mut world: World) -> World {
+    let gpu_node = world.gpu_node.as_mut().unwrap();
+    let started_at = gpu_node.spec.step.as_ref().map(|step| step.started_at.clone());
+    gpu_node.status.as_mut().unwrap().finished_step = started_at;
+    world
+}
+
 pub fn down(mut world: World) -> World {
     world.node["status"]["conditions"][0]["status"] = json!("Unknown");
     world.node["metadata"]["creationTimestamp"] = json!("2025-01-01T00:00:00Z");

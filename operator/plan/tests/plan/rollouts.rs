@@ -1,12 +1,14 @@
 //! Stages of a node in the rollout of its policy, and the writes with and without a permit.
 
 use crate::{
-    governed::{configuration, down, given, new, old, plan, plan_at, rejecting, step, world},
+    governed::{configuration, down, finished, given, new, old, plan, plan_at, rejecting, step, world, written},
     world::{World, now, policy},
 };
-use gpunode_crds::Reason;
+use gpunode_crds::{Reason, ResourceStatus};
 use gpunode_plan::{GpuNodeChange, NodePlan, PolicyOutcome, RolloutPermit, RolloutStage};
 use jiff::SignedDuration;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use serde_json::json;
 
 #[test]
 fn node_that_works_waits_for_its_turn_and_counts_as_updating() {
@@ -24,7 +26,84 @@ fn node_that_works_waits_for_its_turn_and_counts_as_updating() {
 }
 
 #[test]
-fn turn_ends_with_one_more_write_when_the_configuration_is_in_force() {
+fn configured_node_is_written_once() {
+    let before = world(&old(), None, &old(), true);
+    let granted = plan(&before, new(), 0);
+    let mut node = written(before, &granted);
+    assert_eq!(plan(&node, new(), 1).gpu_node, GpuNodeChange::None);
+    node.gpu_node.as_mut().unwrap().status = world(&new(), None, &new(), true).gpu_node.unwrap().status;
+    let node = finished(node);
+    for minutes in [1, 4, 5, 600] {
+        let there = plan(&node, new(), minutes);
+        assert_eq!(
+            (there.stage, there.gpu_node, &there.outcomes["p"]),
+            (Some(RolloutStage::Done), GpuNodeChange::None, &PolicyOutcome::Ready)
+        );
+    }
+    let mut edited = new();
+    edited.metadata.generation = Some(2);
+    assert_eq!(plan(&node, edited, 600).gpu_node, GpuNodeChange::None);
+}
+
+#[test]
+fn node_that_breaks_after_its_step_stops_no_rollout() {
+    let rejecting = rejecting(world(&new(), Some(step()), &old(), true), &new());
+    let late = world(&new(), Some(step()), &new(), false);
+    let down = down(world(&new(), Some(step()), &new(), true));
+    for (world, minutes) in [(rejecting, 1), (late, 5), (down, 1)] {
+        let plan = plan(&finished(world.clone()), new(), minutes);
+        assert_eq!(
+            (plan.stage, plan.gpu_node),
+            (Some(RolloutStage::Outside), GpuNodeChange::None),
+            "{world:?}"
+        );
+    }
+}
+
+#[test]
+fn node_whose_kubelet_follows_later_keeps_its_place_until_the_deadline() {
+    let mut lagging = finished(world(&new(), Some(step()), &new(), true));
+    lagging.gpu_node.as_mut().unwrap().status.as_mut().unwrap().resources = vec![ResourceStatus {
+        name: "nvidia.com/gpu".to_owned(),
+        capacity: 8,
+        allocatable: 8,
+        registered: true,
+        ..ResourceStatus::default()
+    }];
+    let at = |world: &World, minutes| {
+        let plan = plan(world, new(), minutes);
+        (plan.stage, plan.gpu_node)
+    };
+    assert_eq!(at(&lagging, 4), (Some(RolloutStage::Stepping), GpuNodeChange::None));
+    assert_eq!(at(&lagging, 5), (Some(RolloutStage::Outside), GpuNodeChange::None));
+    let mut edited = new();
+    edited.metadata.generation = Some(2);
+    assert_eq!(
+        plan(&lagging, edited, 4).gpu_node,
+        GpuNodeChange::None,
+        "the time does not start again"
+    );
+    lagging.node["status"]["allocatable"] = json!({"nvidia.com/gpu": "8"});
+    assert_eq!(at(&lagging, 4), (Some(RolloutStage::Done), GpuNodeChange::None));
+}
+
+#[test]
+fn no_two_steps_of_a_node_begin_in_the_same_second() {
+    let seconds = |world: &World| match plan(world, old(), 0).gpu_node {
+        GpuNodeChange::Configure { step: Some(step), .. } => step.started_at.0.duration_since(now()).as_secs(),
+        other => panic!("{other:?}"),
+    };
+    let mut world = finished(world(&new(), Some(step()), &new(), true));
+    assert_eq!(seconds(&world), 1);
+    let status = world.gpu_node.as_mut().unwrap().status.as_mut().unwrap();
+    status.finished_step = Some(Time(now() + SignedDuration::from_secs(1)));
+    assert_eq!(seconds(&world), 2);
+    world.gpu_node.as_mut().unwrap().spec.step = None;
+    assert_eq!(seconds(&world), 0);
+}
+
+#[test]
+fn step_of_an_older_agent_ends_with_one_more_write_when_the_configuration_is_in_force() {
     let stepping = world(&new(), Some(step()), &old(), true);
     let on_its_way = plan(&stepping, new(), 1);
     assert_eq!(

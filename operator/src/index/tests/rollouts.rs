@@ -1,7 +1,7 @@
 //! Turns in a rollout.
 
 use super::*;
-use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use k8s_openapi::apimachinery::pkg::{apis::meta::v1::Time, util::intstr::IntOrString};
 use std::collections::BTreeMap;
 
 mod requests;
@@ -60,12 +60,12 @@ impl Scene {
         let (mut gpu_node, write) = match (change, known) {
             (GpuNodeChange::Create(gpu_node), _) => (GpuNodeFacts::of(*gpu_node), WriteKind::Create),
             (GpuNodeChange::Configure { config, step, .. }, Some(mut gpu_node)) => {
-                let spec = Arc::make_mut(&mut gpu_node.spec);
-                (spec.config, spec.step) = (config, step);
+                Arc::make_mut(&mut gpu_node.spec).config = config;
+                gpu_node.step = step;
                 (gpu_node, WriteKind::Update)
             }
             (GpuNodeChange::Step { step, .. }, Some(mut gpu_node)) => {
-                Arc::make_mut(&mut gpu_node.spec).step = step;
+                gpu_node.step = step;
                 (gpu_node, WriteKind::Update)
             }
             (
@@ -92,13 +92,15 @@ impl Scene {
     fn report(&mut self, name: &str, agent: Agent) {
         let mut gpu_node = (**self.index.objects.gpu_nodes.get(name).unwrap()).clone();
         let given = gpu_node.spec.config.as_ref().unwrap().hash.clone();
-        let (in_force, rejected) = match agent {
-            Agent::PutsInForce => (json!(given), json!(null)),
-            Agent::Rejects => (json!("before"), json!({"hash": given, "message": "no"})),
+        let before = gpu_node.finished_step.map(Time);
+        let begun = gpu_node.step.as_ref().map(|step| step.started_at.clone());
+        let (in_force, finished, rejected) = match agent {
+            Agent::PutsInForce => (json!(given), begun.or(before), json!(null)),
+            Agent::Rejects => (json!("before"), before, json!({"hash": given, "message": "no"})),
         };
         let status = json!({
             "agent": {"pod": "x", "podUid": "x", "mode": "DevicePlugin", "version": "1", "configVersions": [1]},
-            "configHash": in_force, "rejectedConfig": rejected,
+            "configHash": in_force, "finishedStep": finished, "rejectedConfig": rejected,
             "conditions": [{"type": "Ready", "status": "True", "reason": "Registered", "message": "m",
                 "lastTransitionTime": "1970-01-01T00:00:00Z"}],
         });
@@ -145,8 +147,10 @@ fn nodes_change_one_after_the_other_in_the_order_of_their_names() {
         assert_eq!(scene.ready(), words);
         scene.report(name, Agent::PutsInForce);
         let woken: Vec<String> = scene.due_nodes().into_iter().map(str::to_owned).collect();
+        let before = scene.index.objects.gpu_nodes.get(name).cloned();
         assert!(!scene.work_on(name), "the end of its turn gives no configuration");
-        assert_eq!(scene.index.objects.gpu_nodes.get(name).unwrap().spec.step, None);
+        let after = scene.index.objects.gpu_nodes.get(name).cloned();
+        assert_eq!(after, before, "its agent has ended its turn");
         scene.effects.queued = woken
             .iter()
             .filter(|it| *it != name)
@@ -158,6 +162,16 @@ fn nodes_change_one_after_the_other_in_the_order_of_their_names() {
             .collect();
     }
     assert_eq!(scene.index.node_counts()[0].1.ready, 4);
+}
+
+#[test]
+fn node_that_breaks_after_its_step_stops_no_rollout() {
+    let mut scene = Scene::governed("{}");
+    scene.set_policy("p", &spec(true, "{}"));
+    assert!(scene.work_on("a"));
+    scene.report("a", Agent::PutsInForce);
+    scene.report("a", Agent::Rejects);
+    assert!(scene.work_on("b"), "{}", scene.ready());
 }
 
 #[test]

@@ -15,13 +15,13 @@ fn request_goes_before_the_configuration_and_costs_the_node_no_turn() {
     scene.set_policy("p", &spec(true, "{maxUnavailable: 1}"));
     scene.apply(IndexMessage::Nodes(WatchUpdate::applied(asking)));
     assert!(!scene.work_on("a"), "the request is written first");
-    let spec = |scene: &Scene| scene.index.objects.gpu_nodes.get("a").unwrap().spec.clone();
-    assert!(spec(&scene).recovered.is_some() && spec(&scene).step.is_none());
+    let gpu_node = |scene: &Scene| scene.index.objects.gpu_nodes.get("a").unwrap().clone();
+    assert!(gpu_node(&scene).spec.recovered.is_some() && gpu_node(&scene).step.is_none());
     for name in ["b", "c", "d"] {
         assert!(!scene.work_on(name), "it is the turn of another node");
     }
     assert!(scene.work_on("a"), "it still is its turn");
-    assert!(spec(&scene).step.is_some());
+    assert!(gpu_node(&scene).step.is_some());
 }
 
 /// Gives the node one label, or none.
@@ -50,7 +50,7 @@ fn node_that_is_released_before_its_turn_gets_it_when_it_is_back() {
     assert!(!scene.work_on("a"), "the end of the release is written first");
     assert!(scene.work_on("a"), "then it is its turn");
     assert!(
-        scene.index.objects.gpu_nodes.get("a").unwrap().spec.step.is_some(),
+        scene.index.objects.gpu_nodes.get("a").unwrap().step.is_some(),
         "as one that worked before"
     );
 }
@@ -60,12 +60,12 @@ fn node_that_is_released_at_its_turn_keeps_it() {
     let mut scene = Scene::governed("{maxUnavailable: 1}");
     scene.set_policy("p", &spec(true, "{maxUnavailable: 1}"));
     assert!(scene.work_on("a"));
-    let step = scene.index.objects.gpu_nodes.get("a").unwrap().spec.step.clone();
+    let step = scene.index.objects.gpu_nodes.get("a").unwrap().step.clone();
     for label in [Some(("gpunode.dev/release", "true")), None] {
         labelled(&mut scene, "a", label);
         assert!(!scene.work_on("a"));
-        let spec = &scene.index.objects.gpu_nodes.get("a").unwrap().spec;
-        assert_eq!((spec.release, &spec.step), (label.is_some(), &step));
+        let gpu_node = scene.index.objects.gpu_nodes.get("a").unwrap();
+        assert_eq!((gpu_node.spec.release, &gpu_node.step), (label.is_some(), &step));
         assert!(!scene.work_on("b"), "one at a time");
     }
     scene.report("a", Agent::PutsInForce);
