@@ -54,7 +54,7 @@ use crate::{
         outcomes::{OutcomeChange, OutcomeIndex, PolicyNodeStatuses},
         previews::PreviewPasses,
         summary::ClusterSummary,
-        sweep::{StatusHold, Sweep, SweepEnd},
+        sweep::{StatusHold, Sweep, SweepProgress},
         watched_policy::{UnreadablePolicy, deletions},
         work::{DaemonSetWrite, NodeWrite, PlannedWrite, PolicyStatusWrite, UnreadableStatusWrite, WorkKey},
     },
@@ -361,31 +361,28 @@ impl ClusterIndex {
             effects.queue_at(WorkKey::Previews, at);
         }
         // There may be no node.
-        if let Some(end) = self.sweep.end() {
-            self.sweep_ended(end, effects);
+        if let Some(progress) = self.sweep.progress() {
+            self.sweep_advanced(progress, effects);
         }
     }
 
     /// Goes on with everything that waited for the plans of all nodes.
-    fn sweep_ended(&mut self, end: SweepEnd, effects: &mut Effects) {
-        let objects = &self.objects;
-        self.outcomes.retain(|name| objects.policy(name).is_some());
-        match end {
-            SweepEnd::First => {
-                self.queue_daemonsets(effects);
-                for name in self.objects.policies.names() {
-                    effects.queue(WorkKey::PolicyStatus(name));
-                }
-            }
-            SweepEnd::Edits(policies) => {
-                for policy in policies {
-                    effects.queue(WorkKey::PolicyStatus(policy));
-                }
-            }
+    fn sweep_advanced(&mut self, progress: SweepProgress, effects: &mut Effects) {
+        let mut statuses = progress.policies;
+        if progress.is_first_over {
+            self.queue_daemonsets(effects);
+            statuses = self.objects.policies.names();
         }
-        let policies = self.objects.set().iter().map(|policy| policy.name.clone());
-        self.rollouts_to_advance.extend(policies);
-        self.advance_rollouts(effects);
+        for policy in statuses {
+            effects.queue(WorkKey::PolicyStatus(policy));
+        }
+        if progress.is_over {
+            let objects = &self.objects;
+            self.outcomes.retain(|name| objects.policy(name).is_some());
+            let policies = self.objects.set().iter().map(|policy| policy.name.clone());
+            self.rollouts_to_advance.extend(policies);
+            self.advance_rollouts(effects);
+        }
     }
 
     /// Queues the nodes that changed, unless they are as their own writes leave them.
@@ -545,8 +542,8 @@ impl ClusterIndex {
         self.objects.observe_absence(name, now);
         let plan = self.objects.plan(RolloutPermit::Withheld, &BTreeSet::new(), name, now);
         self.count_plan(name, plan.as_ref(), now, effects);
-        if let Some(end) = self.sweep.planned(name) {
-            self.sweep_ended(end, effects);
+        if let Some(progress) = self.sweep.planned(name) {
+            self.sweep_advanced(progress, effects);
         }
         plan
     }
@@ -813,7 +810,7 @@ impl ClusterIndex {
     }
 
     /// Begins to lead: plans every node in a sweep, and queues everything that could need a write. The statuses follow
-    /// at the end of the sweep.
+    /// once every node is planned.
     pub fn lead(&mut self, now: Timestamp, effects: &mut Effects) {
         self.is_leading = true;
         self.evictions.clear();
