@@ -201,6 +201,11 @@ impl<K: Clone + Ord + Hash> WorkQueue<K> {
         now - taken
     }
 
+    /// Forgets the failed tries of a key: its object is another one now.
+    pub fn forget(&self, key: &K) {
+        self.lock().tries.remove(key);
+    }
+
     /// Returns the numbers of this moment. A key that is due in both classes counts as urgent. The queue knows nothing
     /// of sweeps.
     pub fn numbers(&self) -> QueueNumbers {
@@ -392,6 +397,22 @@ mod tests {
         queue.next().await;
         queue.done("a", WorkResult::Done);
         assert!(queue.state.lock().unwrap().tries.is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn key_of_another_object_begins_with_the_first_pause() {
+        let queue = WorkQueue::new();
+        queue.add("a", Instant::now());
+        for _ in 0..3 {
+            let key = queue.next().await;
+            queue.done(key, WorkResult::Failed);
+        }
+        queue.forget(&"a");
+        let key = queue.next().await;
+        let before = Instant::now();
+        queue.done(key, WorkResult::Failed);
+        queue.next().await;
+        assert!(before.elapsed() < Duration::from_secs(7), "{:?}", before.elapsed());
     }
 
     #[tokio::test(start_paused = true)]

@@ -178,6 +178,9 @@ impl Reconciler {
 
     fn see_to(&self, effects: Effects, now: Timestamp) {
         let start = Instant::now();
+        for key in effects.forgotten {
+            self.queue.forget(&key);
+        }
         for queued in effects.queued {
             let after = queued
                 .at
