@@ -54,7 +54,7 @@ use crate::{
         outcomes::{OutcomeChange, OutcomeIndex, PolicyNodeStatuses},
         previews::PreviewPasses,
         summary::ClusterSummary,
-        sweep::{StatusHold, Sweep, SweepEnd},
+        sweep::{StatusHold, Sweep, SweepProgress},
         watched_policy::{UnreadablePolicy, deletions},
         work::{DaemonSetWrite, NodeWrite, PlannedWrite, PolicyStatusWrite, UnreadableStatusWrite, WorkKey},
     },
@@ -63,8 +63,8 @@ use crate::{
 use gpunode_crds::{ConditionType, GpuNodePolicy, GpuNodeStatus, NodeCounts, PolicyMode, Reason};
 use gpunode_plan::{
     AgentPodSettings, DISCOVERY_NAME, GpuNodeFacts, NodeDrain, NodeFacts, NodePlan, PodEviction, Policy, PolicyTally,
-    RejectedPod, RolloutPermit, policies_delete_rejected_pods, policy_daemonset_name, policy_missing, policy_status,
-    removal_paced, runs_discovery,
+    RejectedPod, RolloutPermit, RolloutStage, policies_delete_rejected_pods, policy_daemonset_name, policy_missing,
+    policy_status, removal_paced, runs_discovery,
 };
 use jiff::Timestamp;
 use std::{
@@ -80,6 +80,8 @@ pub struct ClusterIndex {
     outcomes: OutcomeIndex,
     /// Reason for which the API server refused the last write, by node.
     refusals: HashMap<String, String>,
+    /// `metadata.uid` of the node that a write under way was planned for, by name.
+    writing: HashMap<String, String>,
     /// Policies whose rollouts may grant more turns.
     rollouts_to_advance: BTreeSet<String>,
     evictions: PendingEvictions,
@@ -104,6 +106,7 @@ impl ClusterIndex {
             daemonsets: DaemonSets::new(pods),
             outcomes: OutcomeIndex::default(),
             refusals: HashMap::new(),
+            writing: HashMap::new(),
             rollouts_to_advance: BTreeSet::new(),
             evictions: PendingEvictions::default(),
             drains: PendingDrains::default(),
@@ -226,10 +229,15 @@ impl ClusterIndex {
     }
 
     /// Records whether the API server refused a write. What it said before still holds where it could not be asked, and
-    /// where the object changed meanwhile.
+    /// where the object changed meanwhile. The result of a write for an earlier node says nothing about a later one of its
+    /// name.
     fn apply_finished(&mut self, FinishedWrite { key, result }: FinishedWrite, now: Timestamp, effects: &mut Effects) {
         if let WorkKey::Node(name) = &key {
             self.expected.remove(name);
+            let uid = self.objects.nodes.get(name).map(|facts| &facts.uid);
+            if self.writing.remove(name).is_some_and(|planned| Some(&planned) != uid) {
+                return;
+            }
         }
         let refusal = match result {
             WriteResult::Accepted => None,
@@ -361,31 +369,28 @@ impl ClusterIndex {
             effects.queue_at(WorkKey::Previews, at);
         }
         // There may be no node.
-        if let Some(end) = self.sweep.end() {
-            self.sweep_ended(end, effects);
+        if let Some(progress) = self.sweep.progress() {
+            self.sweep_advanced(progress, effects);
         }
     }
 
     /// Goes on with everything that waited for the plans of all nodes.
-    fn sweep_ended(&mut self, end: SweepEnd, effects: &mut Effects) {
-        let objects = &self.objects;
-        self.outcomes.retain(|name| objects.policy(name).is_some());
-        match end {
-            SweepEnd::First => {
-                self.queue_daemonsets(effects);
-                for name in self.objects.policies.names() {
-                    effects.queue(WorkKey::PolicyStatus(name));
-                }
-            }
-            SweepEnd::Edits(policies) => {
-                for policy in policies {
-                    effects.queue(WorkKey::PolicyStatus(policy));
-                }
-            }
+    fn sweep_advanced(&mut self, progress: SweepProgress, effects: &mut Effects) {
+        let mut statuses = progress.policies;
+        if progress.is_first_over {
+            self.queue_daemonsets(effects);
+            statuses = self.objects.policies.names();
         }
-        let policies = self.objects.set().iter().map(|policy| policy.name.clone());
-        self.rollouts_to_advance.extend(policies);
-        self.advance_rollouts(effects);
+        for policy in statuses {
+            effects.queue(WorkKey::PolicyStatus(policy));
+        }
+        if progress.is_over {
+            let objects = &self.objects;
+            self.outcomes.retain(|name| objects.policy(name).is_some());
+            let policies = self.objects.set().iter().map(|policy| policy.name.clone());
+            self.rollouts_to_advance.extend(policies);
+            self.advance_rollouts(effects);
+        }
     }
 
     /// Queues the nodes that changed, unless they are as their own writes leave them.
@@ -400,6 +405,10 @@ impl ClusterIndex {
             if matches!((before, after), (Some(before), Some(after)) if before.is_same_but_version(after)) {
                 continue;
             }
+            let stays = |before: &Arc<NodeFacts>| after.as_ref().is_some_and(|after| after.uid == before.uid);
+            if before.as_ref().is_some_and(|before| !stays(before)) {
+                self.forget_node(name, now, effects);
+            }
             match after.as_ref().and_then(|after| self.expected.take(after)) {
                 // The next plan counts, if one is due.
                 Some(_) if self.is_plan_due(name) => {}
@@ -411,6 +420,17 @@ impl ClusterIndex {
                 None => self.mark(name, class, now, effects),
             }
         }
+    }
+
+    /// Forgets a node that is gone. Another one of its name may be there already and has nothing to do with it.
+    fn forget_node(&mut self, name: &str, now: Timestamp, effects: &mut Effects) {
+        self.refusals.remove(name);
+        self.expected.remove(name);
+        self.objects.forget_node(name);
+        self.drains.put(name, NodeDrain::default());
+        self.evictions.put(name, BTreeMap::new());
+        effects.forgotten.push(WorkKey::Node(name.to_owned()));
+        self.count(name, PolicyNodeStatuses::new(), now, effects);
     }
 
     /// Queues the nodes whose `GpuNode` changed. The absence of a `GpuNode` counts from here on.
@@ -545,8 +565,8 @@ impl ClusterIndex {
         self.objects.observe_absence(name, now);
         let plan = self.objects.plan(RolloutPermit::Withheld, &BTreeSet::new(), name, now);
         self.count_plan(name, plan.as_ref(), now, effects);
-        if let Some(end) = self.sweep.planned(name) {
-            self.sweep_ended(end, effects);
+        if let Some(progress) = self.sweep.planned(name) {
+            self.sweep_advanced(progress, effects);
         }
         plan
     }
@@ -563,11 +583,7 @@ impl ClusterIndex {
     /// Counts what a plan leads to; `None` for a node that does not exist.
     fn count_plan(&mut self, name: &str, plan: Option<&NodePlan>, now: Timestamp, effects: &mut Effects) {
         let Some(plan) = plan else {
-            self.refusals.remove(name);
-            self.objects.set_drained(name, NodeDrain::default());
-            self.drains.put(name, NodeDrain::default());
-            self.evictions.put(name, BTreeMap::new());
-            return self.count(name, PolicyNodeStatuses::new(), now, effects);
+            return self.forget_node(name, now, effects);
         };
         let evictions = self.objects.evictions(name, plan);
         effects.evictions.extend(self.evictions.put(name, evictions));
@@ -724,31 +740,53 @@ impl ClusterIndex {
         }
     }
 
-    /// A node with a permit counts as changing from here on.
-    fn node_write(&mut self, name: &str, now: Timestamp, effects: &mut Effects) -> Option<NodeWrite> {
-        let plan = self.plan(name, now, effects);
-        // Also after a node is gone, whose turn is free.
-        self.advance_rollouts(effects);
-        let mut plan = plan?;
-        let is_permitted = plan.waits
-            && self
-                .outcomes
-                .rollout_of(name)
-                .is_some_and(|(_, rollout)| rollout.use_permit(name));
-        let taint_permits = if plan.awaits_taints() {
-            self.outcomes.taint_permits(name)
-        } else {
-            BTreeSet::new()
-        };
-        self.outcomes.use_taint_permits(name, &taint_permits);
-        if is_permitted || !taint_permits.is_empty() {
-            let permit = if is_permitted {
-                RolloutPermit::Granted
-            } else {
-                RolloutPermit::Withheld
-            };
-            plan = self.objects.plan(permit, &taint_permits, name, now)?;
+    /// Plans a node that has a permit of a rollout, if nothing about it changed since its last plan: that one says what it
+    /// counts as. The node counts as changing from here on. Returns nothing where it has to be planned without the permit.
+    fn permitted_plan(&mut self, name: &str, now: Timestamp, effects: &mut Effects) -> Option<NodePlan> {
+        if self.is_plan_due(name) {
+            return None;
         }
+        let taint_permits = self.outcomes.taint_permits(name);
+        let rollout = self.outcomes.rollout_of(name);
+        let granting = rollout.filter(|(_, rollout)| rollout.is_granted(name));
+        let granting = granting.map(|(policy, _)| policy.to_owned());
+        let permit = match &granting {
+            Some(_) => RolloutPermit::Granted,
+            None if taint_permits.is_empty() => return None,
+            None => RolloutPermit::Withheld,
+        };
+        let plan = self.objects.plan(permit, &taint_permits, name, now)?;
+        // The time that went by may have changed the stages.
+        let is_pending =
+            granting.is_none() || (plan.stage == Some(RolloutStage::Pending) && plan.governing == granting);
+        let is_stepping = |policy: &String| plan.taint_stages.get(policy) == Some(&RolloutStage::Stepping);
+        if !is_pending || !taint_permits.iter().all(is_stepping) {
+            return None;
+        }
+        if granting.is_some()
+            && let Some((_, rollout)) = self.outcomes.rollout_of(name)
+        {
+            rollout.use_permit(name);
+        }
+        self.outcomes.use_taint_permits(name, &taint_permits);
+        // The queue has forgotten the moment with this turn of the node.
+        if let Some(at) = plan.recheck {
+            effects.recheck(name, at);
+        }
+        Some(plan)
+    }
+
+    /// Plans a node, counts it where it changed, and returns its write.
+    fn node_write(&mut self, name: &str, now: Timestamp, effects: &mut Effects) -> Option<NodeWrite> {
+        let plan = if let Some(plan) = self.permitted_plan(name, now, effects) {
+            plan
+        } else {
+            let plan = self.plan(name, now, effects);
+            // Also after a node is gone, whose turn is free.
+            self.advance_rollouts(effects);
+            let plan = plan?;
+            self.permitted_plan(name, now, effects).unwrap_or(plan)
+        };
         // Its key is being worked on already.
         effects.drop_now(&WorkKey::Node(name.to_owned()));
         let live = self
@@ -760,7 +798,12 @@ impl ClusterIndex {
             .events
             .extend(OperatorEvent::of_annotation(name, live, plan.conditions.as_ref()));
         self.expected.put(name, &plan);
-        plan.has_work().then_some(NodeWrite {
+        if !plan.has_work() {
+            return None;
+        }
+        let uid = self.objects.nodes.get(name)?.uid.clone();
+        self.writing.insert(name.to_owned(), uid);
+        Some(NodeWrite {
             patch: plan.patch,
             status_patch: plan.status_patch,
             gpu_node: plan.gpu_node,
@@ -813,7 +856,7 @@ impl ClusterIndex {
     }
 
     /// Begins to lead: plans every node in a sweep, and queues everything that could need a write. The statuses follow
-    /// at the end of the sweep.
+    /// once every node is planned.
     pub fn lead(&mut self, now: Timestamp, effects: &mut Effects) {
         self.is_leading = true;
         self.evictions.clear();

@@ -20,7 +20,7 @@ use crate::{
     threads::RuntimeThread,
     watch::{ClusterWatch, WatchHealth},
     work_queue::WorkQueue,
-    write::{ClusterWriter, MAX_PLANNED_WRITES, WriteResults, WriteWorker},
+    write::{ClusterWriter, MAX_PLANNED_URGENT_WRITES, WriteResults, WriteWorker},
 };
 use anyhow::{Context, Result, anyhow};
 use gpunode_plan::{AgentImages, AgentPodSettings, HostPaths};
@@ -72,7 +72,7 @@ pub async fn run(args: OperatorArgs) -> Result<()> {
     let mut interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
 
     let (message_sender, messages) = mpsc::channel(INDEX_MESSAGES);
-    let (write_sender, write_requests) = mpsc::channel(MAX_PLANNED_WRITES);
+    let (write_sender, write_requests) = mpsc::channel(MAX_PLANNED_URGENT_WRITES);
     let (event_sender, events) = event_channel();
     let (deletes_rejected_pods, is_deletion_wanted) = watch::channel(false);
     let (evictions, drains) = (Arc::new(WorkQueue::new()), Arc::new(WorkQueue::new()));

@@ -146,6 +146,12 @@ impl<K: Clone + Ord + Hash> WorkQueue<K> {
 
     /// Waits for the next key that is due. It is not handed out again before [`WorkQueue::done`]. Cancel safe.
     pub async fn next(&self) -> K {
+        self.next_of(WorkClass::Ordinary).await.0
+    }
+
+    /// Waits for the next key of this class or a more urgent one. Returns the class of its turn, too. Otherwise as
+    /// [`WorkQueue::next`].
+    pub async fn next_of(&self, least: WorkClass) -> (K, WorkClass) {
         loop {
             let changed = self.changed.notified();
             let mut changed = std::pin::pin!(changed);
@@ -153,14 +159,14 @@ impl<K: Clone + Ord + Hash> WorkQueue<K> {
             changed.as_mut().enable();
             let due = {
                 let mut state = self.lock();
-                if let Some((key, class, wait)) = state.start_next(Instant::now()) {
+                if let Some((key, class, wait)) = state.start_next(least, Instant::now()) {
                     drop(state);
                     if let Some(metrics) = &self.metrics {
                         metrics.waited(class, wait);
                     }
-                    return key;
+                    return (key, class);
                 }
-                state.next_time()
+                state.next_time(least)
             };
             match due {
                 Some(due) => tokio::select! { () = sleep_until(due) => {}, () = changed => {} },
@@ -193,6 +199,11 @@ impl<K: Clone + Ord + Hash> WorkQueue<K> {
         drop(state);
         self.changed.notify_waiters();
         now - taken
+    }
+
+    /// Forgets the failed tries of a key: its object is another one now.
+    pub fn forget(&self, key: &K) {
+        self.lock().tries.remove(key);
     }
 
     /// Returns the numbers of this moment. A key that is due in both classes counts as urgent. The queue knows nothing
@@ -231,11 +242,13 @@ impl<K: Clone + Ord + Hash> QueueState<K> {
         self.urgent.look(now);
     }
 
-    /// Starts the next key that is due. Returns its class and the time for which it was due, too.
-    fn start_next(&mut self, now: Instant) -> Option<(K, WorkClass, Duration)> {
+    /// Starts the next key that is due, of this class or a more urgent one. Returns its class and the time for which it was
+    /// due, too.
+    fn start_next(&mut self, least: WorkClass, now: Instant) -> Option<(K, WorkClass, Duration)> {
         self.look(now);
         let urgent = self.urgent.first(&self.running).filter(|(at, _)| *at <= now);
-        let ordinary = self.ordinary.first(&self.running).filter(|(at, _)| *at <= now);
+        let ordinary = self.ordinary.first(&self.running);
+        let ordinary = ordinary.filter(|(at, _)| *at <= now && least == WorkClass::Ordinary);
         let ((at, key), class) = match (urgent, ordinary) {
             (Some(urgent), Some(_)) if self.urgent_turns + 1 < ORDINARY_TURN => {
                 self.urgent_turns += 1;
@@ -255,10 +268,12 @@ impl<K: Clone + Ord + Hash> QueueState<K> {
         Some((key, class, wait))
     }
 
-    /// Returns the time at which the next key is due.
-    fn next_time(&self) -> Option<Instant> {
-        let both = [&self.urgent, &self.ordinary].map(|keys| keys.first(&self.running).map(|(at, _)| *at));
-        both.into_iter().flatten().min()
+    /// Returns the time at which the next key of this class or a more urgent one is due.
+    fn next_time(&self, least: WorkClass) -> Option<Instant> {
+        let urgent = self.urgent.first(&self.running);
+        let ordinary = self.ordinary.first(&self.running);
+        let ordinary = ordinary.filter(|_| least == WorkClass::Ordinary);
+        [urgent, ordinary].into_iter().flatten().map(|(at, _)| *at).min()
     }
 }
 
@@ -385,6 +400,22 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn key_of_another_object_begins_with_the_first_pause() {
+        let queue = WorkQueue::new();
+        queue.add("a", Instant::now());
+        for _ in 0..3 {
+            let key = queue.next().await;
+            queue.done(key, WorkResult::Failed);
+        }
+        queue.forget(&"a");
+        let key = queue.next().await;
+        let before = Instant::now();
+        queue.done(key, WorkResult::Failed);
+        queue.next().await;
+        assert!(before.elapsed() < Duration::from_secs(7), "{:?}", before.elapsed());
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn conflict_is_retried_promptly() {
         let queue = WorkQueue::new();
         queue.add("a", Instant::now());
@@ -461,6 +492,19 @@ mod tests {
             .collect();
         assert_eq!(ordinary, [(7, &"o1"), (15, &"o2")]);
         assert!(turns.iter().filter(|key| key.starts_with('u')).eq(&urgent));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn worker_for_urgent_keys_leaves_ordinary_ones_and_waits_for_none_of_them() {
+        let queue = WorkQueue::new();
+        let now = Instant::now();
+        queue.add("o", now);
+        queue.add_as(WorkClass::Urgent, "u", now + Duration::from_secs(5));
+        let next = timeout(Duration::from_secs(4), queue.next_of(WorkClass::Urgent)).await;
+        assert!(next.is_err(), "{next:?}");
+        assert_eq!(queue.next_of(WorkClass::Urgent).await, ("u", WorkClass::Urgent));
+        assert!(now.elapsed() < Duration::from_secs(6), "{:?}", now.elapsed());
+        assert_eq!(queue.next_of(WorkClass::Ordinary).await, ("o", WorkClass::Ordinary));
     }
 
     #[tokio::test(start_paused = true)]

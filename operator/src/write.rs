@@ -3,7 +3,7 @@
 //!
 //! | module | what it does |
 //! |---|---|
-//! | `worker` | task: carries out planned writes, a few at a time |
+//! | `worker` | task: carries out planned writes, a few at a time, urgent ones first |
 //! | `node` | a Node and its `GpuNode`, in the order that agents need |
 //! | `gpu_node` | configuration and conditions of a `GpuNode` |
 //! | `daemonset` | DaemonSets |
@@ -25,7 +25,7 @@ mod worker;
 
 pub use cluster_writer::ClusterWriter;
 pub use results::WriteResults;
-pub use worker::{MAX_PLANNED_WRITES, WriteRequest, WriteWorker};
+pub use worker::{MAX_PLANNED_URGENT_WRITES, WriteRequest, WriteWorker, class_with_room};
 
 #[cfg(test)]
 mod tests;

@@ -21,6 +21,8 @@ pub struct QueuedKey {
 pub struct Effects {
     /// Keys for the work queue.
     pub queued: Vec<QueuedKey>,
+    /// Keys whose failed tries were about an object that is gone.
+    pub forgotten: Vec<WorkKey>,
     /// Events to send.
     pub events: Vec<OperatorEvent>,
     /// Pods to evict.

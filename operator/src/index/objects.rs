@@ -13,6 +13,8 @@ use gpunode_plan::{
 };
 use jiff::Timestamp;
 use kube::ResourceExt;
+#[cfg(test)]
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     sync::Arc,
@@ -52,6 +54,9 @@ pub struct Objects {
     drained: HashMap<String, NodeDrain>,
     /// Removals of what policies wrote that are gone.
     pub removals: PolicyRemovals,
+    /// Number of plans of nodes.
+    #[cfg(test)]
+    pub plans: AtomicUsize,
 }
 
 impl Objects {
@@ -71,6 +76,8 @@ impl Objects {
             absences: HashMap::new(),
             drained: HashMap::new(),
             removals: PolicyRemovals::default(),
+            #[cfg(test)]
+            plans: AtomicUsize::new(0),
         }
     }
 
@@ -220,6 +227,13 @@ impl Objects {
         status.is_some_and(|status| status.observed_generation == policy.generation)
     }
 
+    /// Forgets what was observed of a node that is gone.
+    pub fn forget_node(&mut self, node: &str) {
+        self.deselections.remove(node);
+        self.absences.remove(node);
+        self.drained.remove(node);
+    }
+
     /// Records for which taints no pod has to go any more.
     pub fn set_drained(&mut self, node: &str, drain: NodeDrain) {
         let Some(facts) = self.nodes.get(node) else {
@@ -277,6 +291,8 @@ impl Objects {
         node: &str,
         now: Timestamp,
     ) -> Option<NodePlan> {
+        #[cfg(test)]
+        self.plans.fetch_add(1, Ordering::Relaxed);
         self.in_context(taint_permits, node, now, |context, gpu_node| {
             let mut plan = plan_writes(permit, &self.set, context);
             let dra_ends = self.dra_nodes.grace_end(context.node, gpu_node, now);

@@ -1,10 +1,11 @@
 //! Sweeps: the plans of all nodes that are due after an edit of policies, and on a process that begins to lead. A few
-//! nodes at a time join the work queue, by name.
+//! nodes at a time join the work queue, by name. After an edit meanwhile every node is due again, and the sweep goes on
+//! with the next name, so that edits without an end reach every node all the same.
 //!
-//! | during a sweep | policies that were edited, on a new leader all | other policies |
+//! | during a sweep | policies with an edit that some node misses, on a new leader all | other policies |
 //! |---|---|---|
 //! | permits of rollouts | none is granted, since stages are of the spec before | none is granted, since nodes may come from others |
-//! | status | waits a second for the end; on a new leader, whose counts begin at zero, until the end | as always |
+//! | status | waits a second for that; on a new leader, whose counts begin at zero, until every node was planned once | as always |
 
 use jiff::{SignedDuration, Timestamp};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -19,8 +20,12 @@ const STATUS_WAIT: SignedDuration = SignedDuration::from_secs(1);
 pub struct Sweep {
     /// Nodes that are not planned yet, with the number of the first edit that they miss.
     waiting: HashMap<String, u64>,
-    /// Those that have not joined the queue, by falling name.
+    /// Counts of these nodes, by that number.
+    missed: BTreeMap<u64, usize>,
+    /// Those that have not joined the queue. The next one is the last.
     to_queue: Vec<String>,
+    /// The last node that joined the queue.
+    last_queued: Option<String>,
     /// Policies that were edited, by name.
     edits: BTreeMap<String, PolicyEdit>,
     /// Number of the last edit.
@@ -40,13 +45,15 @@ struct PolicyEdit {
     since: Timestamp,
 }
 
-/// Policies whose nodes are all planned.
-#[derive(Debug, PartialEq)]
-pub enum SweepEnd {
-    /// The sweep of a process that began to lead.
-    First,
-    /// The sweep after edits of these policies.
-    Edits(Vec<String>),
+/// Parts of a sweep that a plan completed.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct SweepProgress {
+    /// True if every node has been planned now since the process began to lead.
+    pub is_first_over: bool,
+    /// Policies whose last edit has reached every node.
+    pub policies: Vec<String>,
+    /// True if no node is left.
+    pub is_over: bool,
 }
 
 /// Time for which a status waits.
@@ -64,7 +71,8 @@ impl Sweep {
         self.first_edit = self.last_edit;
     }
 
-    /// Begins a sweep after an edit. One under way begins again, since each node needs a plan with this edit.
+    /// Begins a sweep after an edit. One under way goes on with the next name and takes every node again, since each needs a
+    /// plan with this edit.
     pub fn begin(&mut self, mut nodes: Vec<String>, edited: &BTreeSet<String>, now: Timestamp) {
         self.is_under_way = true;
         self.last_edit += 1;
@@ -75,14 +83,16 @@ impl Sweep {
             });
             edit.last = self.last_edit;
         }
-        nodes.sort_unstable_by(|a, b| b.cmp(a));
-        let mut before = std::mem::take(&mut self.waiting);
-        let last_edit = self.last_edit;
-        let waiting = nodes.iter().map(|node| {
-            let missed = before.remove(node).unwrap_or(last_edit);
-            (node.clone(), missed)
-        });
-        self.waiting = waiting.collect();
+        let last_queued = self.last_queued.as_deref();
+        let had_its_turn = |node: &str| last_queued.is_some_and(|last| node <= last);
+        nodes.sort_unstable_by(|a, b| (had_its_turn(b), b).cmp(&(had_its_turn(a), a)));
+        let mut before = std::mem::replace(&mut self.waiting, HashMap::with_capacity(nodes.len()));
+        self.missed.clear();
+        for node in &nodes {
+            let first = before.remove(node).unwrap_or(self.last_edit);
+            *self.missed.entry(first).or_default() += 1;
+            self.waiting.insert(node.clone(), first);
+        }
         self.to_queue = nodes;
     }
 
@@ -95,6 +105,9 @@ impl Sweep {
             if self.waiting.contains_key(&node) {
                 slice.push(node);
             }
+        }
+        if let Some(last) = slice.last() {
+            self.last_queued = Some(last.clone());
         }
         slice
     }
@@ -120,25 +133,42 @@ impl Sweep {
         missed.is_some_and(|(first, edit)| *first <= edit.last)
     }
 
-    /// Records the plan of a node. Returns what ended with it, if anything.
-    pub fn planned(&mut self, node: &str) -> Option<SweepEnd> {
-        self.waiting.remove(node)?;
-        self.end()
+    /// Records the plan of a node. Returns what it completed, if anything.
+    pub fn planned(&mut self, node: &str) -> Option<SweepProgress> {
+        let first = self.waiting.remove(node)?;
+        if let Some(count) = self.missed.get_mut(&first) {
+            *count = count.saturating_sub(1);
+            if *count > 0 {
+                return None;
+            }
+            self.missed.remove(&first);
+        }
+        self.progress()
     }
 
-    /// Ends the sweep if no node waits. Returns nothing if there is none under way.
-    pub fn end(&mut self) -> Option<SweepEnd> {
-        if !self.waiting.is_empty() || !std::mem::take(&mut self.is_under_way) {
-            return None;
+    /// Returns what is complete and was not before, if anything.
+    pub fn progress(&mut self) -> Option<SweepProgress> {
+        let first_missed = self.missed.first_key_value().map(|(edit, _)| *edit);
+        let is_complete = |edit: u64| first_missed.is_none_or(|missed| edit < missed);
+        let is_first_over = self.is_first && is_complete(self.first_edit);
+        if is_first_over {
+            self.is_first = false;
         }
-        self.to_queue = Vec::new();
-        self.waiting = HashMap::new();
-        let edits = std::mem::take(&mut self.edits);
-        Some(if std::mem::take(&mut self.is_first) {
-            SweepEnd::First
-        } else {
-            SweepEnd::Edits(edits.into_keys().collect())
-        })
+        let edits = std::mem::take(&mut self.edits).into_iter();
+        let (complete, others): (BTreeMap<_, _>, BTreeMap<_, _>) = edits.partition(|(_, edit)| is_complete(edit.last));
+        self.edits = others;
+        let is_over = first_missed.is_none() && std::mem::take(&mut self.is_under_way);
+        if is_over {
+            self.to_queue = Vec::new();
+            self.waiting = HashMap::new();
+            self.last_queued = None;
+        }
+        let progress = SweepProgress {
+            is_first_over,
+            policies: complete.into_keys().collect(),
+            is_over,
+        };
+        (progress != SweepProgress::default()).then_some(progress)
     }
 
     /// Returns true if a process that begins to lead has not planned every node.
@@ -185,6 +215,14 @@ mod tests {
         Timestamp::from_millisecond(milliseconds).unwrap()
     }
 
+    fn progress(is_first_over: bool, policies: &[&str], is_over: bool) -> Option<SweepProgress> {
+        Some(SweepProgress {
+            is_first_over,
+            policies: names(policies),
+            is_over,
+        })
+    }
+
     #[test]
     fn nodes_join_by_name_and_the_last_plan_ends_the_sweep() {
         let mut sweep = Sweep::default();
@@ -195,9 +233,9 @@ mod tests {
         assert_eq!(sweep.waiting(), 2, "queued, but not planned");
         assert!(sweep.holds_rollouts() && sweep.awaits_plans("p") && !sweep.awaits_plans("q"));
         assert_eq!((sweep.planned("other"), sweep.planned("a")), (None, None));
-        assert_eq!(sweep.planned("b"), Some(SweepEnd::Edits(names(&["p"]))));
+        assert_eq!(sweep.planned("b"), progress(false, &["p"], true));
         assert!(!sweep.holds_rollouts() && !sweep.awaits_plans("p"));
-        assert_eq!((sweep.planned("b"), sweep.end()), (None, None));
+        assert_eq!((sweep.planned("b"), sweep.progress()), (None, None));
     }
 
     #[test]
@@ -227,8 +265,43 @@ mod tests {
         assert!(!sweep.is_edited("p", "a") && sweep.is_edited("q", "a"));
         assert!(sweep.is_edited("p", "b") && sweep.is_edited("q", "b"));
         assert!(!sweep.is_edited("r", "b"));
-        sweep.planned("b");
-        assert_eq!(sweep.planned("a"), Some(SweepEnd::Edits(names(&["p", "q"]))));
+        assert_eq!(sweep.planned("b"), progress(false, &["p"], false));
+        assert!(!sweep.awaits_plans("p") && sweep.awaits_plans("q") && sweep.holds_rollouts());
+        assert_eq!(sweep.planned("a"), progress(false, &["q"], true));
+    }
+
+    #[test]
+    fn sweep_goes_on_with_the_next_name_after_an_edit_and_the_next_one_begins_at_the_start() {
+        let mut sweep = Sweep::default();
+        let nodes: Vec<_> = (0..3 * SLICE).map(|index| format!("n-{index:03}")).collect();
+        sweep.begin(nodes.clone(), &edited("p"), at(0));
+        assert_eq!(sweep.next_slice(), nodes[..SLICE]);
+        assert_eq!(sweep.planned(&nodes[0]), None);
+        let joined = [nodes.clone(), names(&["a"])].concat();
+        sweep.begin(joined, &edited("p"), at(1));
+        assert_eq!(sweep.next_slice(), nodes[SLICE..2 * SLICE]);
+        assert_eq!(sweep.next_slice(), nodes[2 * SLICE..]);
+        assert_eq!(sweep.next_slice()[..2], names(&["a", "n-000"]));
+        for node in &nodes {
+            assert_eq!(sweep.planned(node), None);
+        }
+        assert_eq!(sweep.planned("a"), progress(false, &["p"], true));
+        sweep.begin(nodes.clone(), &edited("p"), at(2));
+        assert_eq!(sweep.next_slice(), nodes[..SLICE]);
+    }
+
+    #[test]
+    fn first_sweep_is_over_once_each_node_was_planned_although_edits_follow() {
+        let mut sweep = Sweep::default();
+        let nodes = || names(&["a", "b", "c"]);
+        sweep.begin_first(nodes());
+        for node in ["a", "b"] {
+            assert_eq!(sweep.planned(node), None);
+            sweep.begin(nodes(), &edited("p"), at(0));
+            assert!(sweep.is_first() && !sweep.is_first_plan(node) && sweep.is_first_plan("c"));
+        }
+        assert_eq!(sweep.planned("c"), progress(true, &[], false));
+        assert!(!sweep.is_first() && sweep.awaits_plans("p") && !sweep.awaits_plans("q"));
     }
 
     #[test]
@@ -256,16 +329,16 @@ mod tests {
         );
         sweep.begin_first(names(&["a"]));
         assert_eq!(sweep.status_hold("q", at(9999)), Some(StatusHold::UntilEnd));
-        assert_eq!(sweep.planned("a"), Some(SweepEnd::First));
+        assert_eq!(sweep.planned("a"), progress(true, &["p"], true));
         assert_eq!(sweep.status_hold("p", at(9999)), None);
     }
 
     #[test]
     fn sweep_without_nodes_is_over_at_once() {
         let mut sweep = Sweep::default();
-        assert_eq!(sweep.end(), None);
+        assert_eq!(sweep.progress(), None);
         sweep.begin_first(Vec::new());
-        assert_eq!(sweep.end(), Some(SweepEnd::First));
+        assert_eq!(sweep.progress(), progress(true, &[], true));
         assert!(!sweep.is_first());
     }
 }

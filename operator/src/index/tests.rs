@@ -413,6 +413,43 @@ fn node_that_cannot_be_written_counts_as_failed_until_it_can() {
 }
 
 #[test]
+fn node_that_is_made_again_within_one_turn_has_no_refusal_of_the_old_one() {
+    for is_late in [false, true] {
+        let mut scene = Scene::synced();
+        scene.set_policy("p", LABEL);
+        scene.set_node("n", &json!({"pool": "a"}));
+        assert!(scene.node_write("n").is_some());
+        let refused = || WriteResult::Refused("denied".to_owned());
+        if !is_late {
+            scene.finished(node("n"), refused());
+            assert_eq!(scene.index.node_counts()[0].1.failed, 1);
+        }
+        let facts = scene.facts("n", &json!({"pool": "a"}));
+        let facts = NodeFacts {
+            uid: "another".to_owned(),
+            ..facts
+        };
+        let deletion = WatchUpdate::Deleted(deleted(&facts));
+        scene.go(|index, now, effects| {
+            for update in [deletion, WatchUpdate::applied(facts)] {
+                index.apply(IndexMessage::Nodes(update), now, effects);
+            }
+        });
+        assert_eq!(scene.effects.forgotten, [node("n")]);
+        assert_eq!(scene.index.node_counts()[0].1.matched, 0, "nobody planned the new one");
+        scene.settle(Timestamp::UNIX_EPOCH);
+        if is_late {
+            scene.finished(node("n"), refused());
+        }
+        let counts = scene.index.node_counts()[0].1;
+        assert_eq!((counts.updating, counts.failed), (1, 0), "late: {is_late}");
+        assert!(scene.node_write("n").is_some());
+        scene.finished(node("n"), refused());
+        assert_eq!(scene.index.node_counts()[0].1.failed, 1);
+    }
+}
+
+#[test]
 fn conflict_is_an_event_when_it_comes_and_when_it_goes_but_not_for_a_new_leader() {
     let mut scene = Scene::synced();
     scene.set_policy("p", LABEL);

@@ -11,10 +11,10 @@ use crate::{
         work::WorkKey,
     },
     leader_election::Leadership,
-    metrics::{OperatorMetrics, QueueNumbers},
+    metrics::{OperatorMetrics, QueueNumbers, WorkClass},
     reconcile::{shared_index::IndexOwner, status_pace::StatusPace, summary_publisher::SummaryPublisher},
     work_queue::{WorkQueue, WorkResult},
-    write::{MAX_PLANNED_WRITES, WriteRequest},
+    write::{WriteRequest, class_with_room},
 };
 use jiff::Timestamp;
 use std::{sync::Arc, time::Duration};
@@ -77,12 +77,12 @@ impl Reconciler {
     pub async fn run(mut self, mut messages: mpsc::Receiver<IndexMessage>, mut leadership: Leadership) {
         loop {
             let may_lead = !self.is_leading && self.index.lock().has_synced();
-            let may_write = self.is_leading && self.writes_in_flight < MAX_PLANNED_WRITES;
+            let least = class_with_room(self.writes_in_flight).filter(|_| self.is_leading);
             let summary_due = self.summary.due();
             let mut leadership_of_writes = leadership.clone();
             let next_key = async {
                 leadership_of_writes.acquired().await;
-                self.queue.next().await
+                self.queue.next_of(least.unwrap_or(WorkClass::Urgent)).await
             };
             tokio::select! {
                 message = messages.recv() => match message {
@@ -90,7 +90,7 @@ impl Reconciler {
                     None => return,
                 },
                 () = leadership.acquired(), if may_lead => self.lead(),
-                key = next_key, if may_write => self.reconcile(key),
+                (key, class) = next_key, if least.is_some() => self.reconcile(key, class),
                 () = sleep_until(summary_due.unwrap_or_else(Instant::now)), if summary_due.is_some() => {
                     self.summary.publish(&self.index.lock());
                 }
@@ -121,7 +121,7 @@ impl Reconciler {
 
     /// Computes the write of a key and hands it to the workers, some writes ahead of them: no connection waits for a
     /// plan.
-    fn reconcile(&mut self, key: WorkKey) {
+    fn reconcile(&mut self, key: WorkKey, class: WorkClass) {
         if let WorkKey::PolicyStatus(policy) = &key
             && let Some(at) = self.status_pace.not_before(policy)
         {
@@ -149,7 +149,7 @@ impl Reconciler {
         }
         self.writes_in_flight += 1;
         // The channel holds as many requests as there are writes at a time, so it fails only while the process is stopping.
-        let _ = self.outputs.writes.try_send(WriteRequest { key, write });
+        let _ = self.outputs.writes.try_send(WriteRequest { key, class, write });
     }
 
     /// Ends the reconcile of a key.
@@ -178,6 +178,9 @@ impl Reconciler {
 
     fn see_to(&self, effects: Effects, now: Timestamp) {
         let start = Instant::now();
+        for key in effects.forgotten {
+            self.queue.forget(&key);
+        }
         for queued in effects.queued {
             let after = queued
                 .at
@@ -202,7 +205,7 @@ impl Reconciler {
     /// Takes every key that is due, as [`Reconciler::run`] would. Nobody carries the writes out.
     pub fn take_due(&mut self) {
         while let Some(key) = futures::FutureExt::now_or_never(self.queue.next()) {
-            self.reconcile(key.clone());
+            self.reconcile(key.clone(), key.class());
             self.queue.done(key, WorkResult::Done);
         }
     }

@@ -89,7 +89,7 @@ impl Scene {
         let mut effects = Effects::default();
         let write = self.index.planned_write(&key, Timestamp::now(), &mut effects);
         let write = write.expect("there is something to write");
-        carry_out(&self.writer, WriteRequest { key, write }).await;
+        carry_out(&self.writer, request(key, write)).await;
         let mut end = None;
         while let Ok(message) = self.messages.try_recv() {
             assert_eq!(end, None, "the end is the last message");
@@ -100,6 +100,11 @@ impl Scene {
         }
         end.expect("the write ends")
     }
+}
+
+fn request(key: WorkKey, write: PlannedWrite) -> WriteRequest {
+    let class = key.class();
+    WriteRequest { key, class, write }
 }
 
 /// A client of an API server that answers every request with this code.
@@ -328,7 +333,7 @@ async fn no_request_goes_out_before_the_index_has_a_place_for_its_result() {
         .index
         .planned_write(&key, Timestamp::now(), &mut Effects::default());
     let write = write.expect("there is something to write");
-    let mut work = std::pin::pin!(carry_out(&scene.writer, WriteRequest { key, write }));
+    let mut work = std::pin::pin!(carry_out(&scene.writer, request(key, write)));
     assert!(timeout(Duration::from_secs(1), &mut work).await.is_err());
     assert!(scene.requests.lock().unwrap().is_empty(), "the index is behind");
     assert!(matches!(scene.messages.recv().await, Some(IndexMessage::Nodes(_))));

@@ -1,11 +1,11 @@
-//! Carries out planned writes, a few at a time.
+//! Carries out planned writes, a few at a time, urgent ones first.
 
 use crate::{
     index::{
         message::{FinishedWrite, IndexMessage, WriteResult},
         work::{PlannedWrite, WorkKey},
     },
-    metrics::WriteOutcome,
+    metrics::{WorkClass, WriteOutcome},
     write::{
         cluster_writer::ClusterWriter,
         daemonset::write_daemonset,
@@ -14,22 +14,37 @@ use crate::{
         policy_status::{write_policy_status, write_unreadable_status},
     },
 };
-use futures::{StreamExt, stream};
+use futures::{StreamExt, stream::FuturesUnordered};
 use gpunode_process::within;
-use std::time::Duration;
+use std::{collections::VecDeque, time::Duration};
 use tokio::sync::mpsc;
 
 /// Writes at a time: enough to hide the latency of the API server, and no burden to it.
 const MAX_CONCURRENT_WRITES: usize = 4;
+/// Urgent writes at a time on top of these: they do not wait for slow ones of a change of the fleet.
+const URGENT_WRITES: usize = 2;
 /// Writes that are planned or under way: the next one of each worker is planned while it waits for the API server.
-pub const MAX_PLANNED_WRITES: usize = 2 * MAX_CONCURRENT_WRITES;
+const MAX_PLANNED_WRITES: usize = 2 * MAX_CONCURRENT_WRITES;
+/// Writes of which the last ones are urgent: no more requests wait for the worker.
+pub const MAX_PLANNED_URGENT_WRITES: usize = MAX_PLANNED_WRITES + URGENT_WRITES;
 /// The longest that the writes of one key may take, without the times at which the client holds them back.
 const TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Returns the least urgent class of which another write may be planned while so many are planned or under way; none if
+/// there is room for no write.
+pub fn class_with_room(in_flight: usize) -> Option<WorkClass> {
+    if in_flight < MAX_PLANNED_WRITES {
+        Some(WorkClass::Ordinary)
+    } else {
+        (in_flight < MAX_PLANNED_URGENT_WRITES).then_some(WorkClass::Urgent)
+    }
+}
 
 /// A write to carry out.
 #[derive(Debug)]
 pub struct WriteRequest {
     pub key: WorkKey,
+    pub class: WorkClass,
     pub write: PlannedWrite,
 }
 
@@ -40,17 +55,59 @@ pub struct WriteWorker {
 }
 
 impl WriteWorker {
-    /// Works until no task is left that could send a request.
+    /// Works until no task is left that could send a request, and all writes are over.
     pub async fn run(self) {
         let Self { writer, mut requests } = self;
-        stream::poll_fn(|context| requests.poll_recv(context))
-            .for_each_concurrent(MAX_CONCURRENT_WRITES, |request| carry_out(&writer, request))
-            .await;
+        let (mut waiting, mut under_way) = (WaitingWrites::default(), FuturesUnordered::new());
+        let mut is_open = true;
+        loop {
+            while let Some(request) = waiting.next(under_way.len()) {
+                under_way.push(carry_out(&writer, request));
+            }
+            tokio::select! {
+                request = requests.recv(), if is_open => match request {
+                    Some(request) => waiting.push(request),
+                    None => is_open = false,
+                },
+                Some(()) = under_way.next() => {}
+                else => return,
+            }
+        }
+    }
+}
+
+/// Requests that wait for others to end. The planner bounds their number.
+#[derive(Debug, Default)]
+struct WaitingWrites {
+    urgent: VecDeque<WriteRequest>,
+    ordinary: VecDeque<WriteRequest>,
+}
+
+impl WaitingWrites {
+    fn push(&mut self, request: WriteRequest) {
+        match request.class {
+            WorkClass::Urgent => self.urgent.push_back(request),
+            WorkClass::Ordinary => self.ordinary.push_back(request),
+        }
+    }
+
+    /// Returns the request that may begin while so many are under way.
+    fn next(&mut self, under_way: usize) -> Option<WriteRequest> {
+        if under_way < MAX_CONCURRENT_WRITES + URGENT_WRITES
+            && let Some(request) = self.urgent.pop_front()
+        {
+            return Some(request);
+        }
+        if under_way < MAX_CONCURRENT_WRITES {
+            self.ordinary.pop_front()
+        } else {
+            None
+        }
     }
 }
 
 /// Carries out one write. Its end is the last message about it.
-pub async fn carry_out(writer: &ClusterWriter, WriteRequest { key, write }: WriteRequest) {
+pub async fn carry_out(writer: &ClusterWriter, WriteRequest { key, write, .. }: WriteRequest) {
     let requests = Box::pin(async {
         match write {
             PlannedWrite::Node(write) => write_node(writer, key.name(), *write).await,
@@ -85,4 +142,47 @@ pub async fn carry_out(writer: &ClusterWriter, WriteRequest { key, write }: Writ
     let finished = IndexMessage::Finished(FinishedWrite { key, result });
     // Fails only while the process is stopping.
     let _ = writer.results.messages.send(finished).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::index::work::DaemonSetWrite;
+
+    fn request(name: &str, class: WorkClass) -> WriteRequest {
+        let (uid, version) = (String::new(), String::new());
+        WriteRequest {
+            key: WorkKey::DaemonSet(name.to_owned()),
+            class,
+            write: PlannedWrite::DaemonSet(DaemonSetWrite::Delete { uid, version }),
+        }
+    }
+
+    #[test]
+    fn urgent_write_passes_those_that_wait_and_has_places_of_its_own() {
+        let mut waiting = WaitingWrites::default();
+        for (name, class) in [
+            ("o1", WorkClass::Ordinary),
+            ("o2", WorkClass::Ordinary),
+            ("u1", WorkClass::Urgent),
+            ("u2", WorkClass::Urgent),
+        ] {
+            waiting.push(request(name, class));
+        }
+        let mut next = |under_way| waiting.next(under_way).map(|request| request.key.name().to_owned());
+        assert_eq!(next(6), None);
+        assert_eq!(next(5).as_deref(), Some("u1"));
+        assert_eq!(next(0).as_deref(), Some("u2"));
+        assert_eq!(next(4), None, "the others wait for their own");
+        assert_eq!(next(3).as_deref(), Some("o1"));
+        assert_eq!(next(3).as_deref(), Some("o2"));
+        assert_eq!(next(0), None);
+    }
+
+    #[test]
+    fn last_writes_that_are_planned_are_urgent() {
+        let classes: Vec<_> = (0..=MAX_PLANNED_URGENT_WRITES).map(class_with_room).collect();
+        assert!(classes[..8].iter().all(|class| *class == Some(WorkClass::Ordinary)));
+        assert_eq!(classes[8..], [Some(WorkClass::Urgent), Some(WorkClass::Urgent), None]);
+    }
 }

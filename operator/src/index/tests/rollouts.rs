@@ -226,6 +226,36 @@ fn stop_outlasts_the_label_ignore_on_the_node_that_failed() {
 }
 
 #[test]
+fn turn_in_a_rollout_costs_one_plan() {
+    let mut scene = Scene::governed("{maxUnavailable: 1}");
+    scene.set_policy("p", &spec(true, "{maxUnavailable: 1}"));
+    assert_eq!(scene.due_nodes(), ["a"]);
+    let plans = |scene: &Scene| scene.index.objects.plans.load(std::sync::atomic::Ordering::Relaxed);
+    let before = plans(&scene);
+    let gives_configuration = |write: NodeWrite| write.gpu_node.gives_configuration();
+    for _ in 0..2 {
+        assert!(scene.node_write("a").is_some_and(gives_configuration));
+    }
+    assert_eq!(plans(&scene) - before, 2, "as many as turns");
+    assert_eq!(scene.index.node_counts()[0].1.updating, 4);
+}
+
+#[test]
+fn permit_of_a_node_that_changed_is_used_after_another_plan_alone() {
+    let mut scene = Scene::governed("{maxUnavailable: 1}");
+    scene.set_policy("p", &spec(true, "{maxUnavailable: 1}"));
+    assert_eq!(scene.due_nodes(), ["a"]);
+    let down = NodeFacts {
+        ready: false,
+        ..scene.known("a")
+    };
+    scene.go(|index, now, effects| index.apply(IndexMessage::Nodes(WatchUpdate::applied(down)), now, effects));
+    let write = scene.node_write("a");
+    assert!(write.is_none_or(|write| !write.gpu_node.gives_configuration()));
+    assert_eq!(scene.due_nodes(), ["b"]);
+}
+
+#[test]
 fn larger_budget_queues_the_next_nodes() {
     let mut scene = Scene::governed("{}");
     scene.set_policy("p", &spec(true, "{}"));

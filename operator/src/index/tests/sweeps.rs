@@ -50,6 +50,16 @@ impl Scene {
     fn counts(&self) -> NodeCounts {
         self.index.node_counts()[0].1
     }
+
+    /// Takes the next slice of the sweep and plans its nodes. Returns their names.
+    fn plan_slice(&mut self) -> Vec<String> {
+        assert_eq!(self.planned_at(&sweep_key(), at(0)), None);
+        let slice: Vec<_> = self.due_nodes().into_iter().map(str::to_owned).collect();
+        for name in &slice {
+            self.node_write(name);
+        }
+        slice
+    }
 }
 
 #[test]
@@ -147,6 +157,64 @@ fn new_leader_keeps_each_status_until_every_node_is_planned() {
     }
     assert!(scene.queued().contains(&&status("p")), "{:?}", scene.effects);
     assert!(scene.planned_at(&status("p"), at(9_999)).is_some());
+}
+
+/// A spec of the policy that no edit before had.
+fn numbered(edit: usize) -> String {
+    format!("{{nodeSelector: {{matchLabels: {{pool: a}}}}, labels: {{x: y-{edit}}}}}")
+}
+
+#[test]
+fn edits_faster_than_a_sweep_reach_every_node() {
+    let mut scene = Scene::fleet(LABEL);
+    let mut reached = BTreeSet::new();
+    for edit in 0..4 {
+        scene.edit(&numbered(edit));
+        reached.extend(scene.plan_slice());
+    }
+    assert_eq!(reached.len(), COUNT, "one round reaches all");
+    let again = scene.plan_slice();
+    assert_eq!(
+        again.first(),
+        Some(&name(28)),
+        "those that missed an edit are next, by name"
+    );
+}
+
+#[test]
+fn new_leader_publishes_statuses_although_edits_never_stop() {
+    let mut scene = Scene::fleet(LABEL);
+    scene.set_policy("other", "{nodeSelector: {matchLabels: {pool: b}}, labels: {y: z}}");
+    scene.go(ClusterIndex::lead);
+    for edit in 0..4 {
+        for policy in ["p", "other"] {
+            assert_eq!(scene.planned_at(&status(policy), at(9_999)), None, "round {edit}");
+        }
+        scene.edit(&numbered(edit));
+        assert!(!scene.queued().contains(&&status("other")));
+        assert_eq!(scene.planned_at(&sweep_key(), at(0)), None);
+        let nodes: Vec<_> = scene.due_nodes().into_iter().map(str::to_owned).collect();
+        for name in nodes {
+            scene.node_write(&name);
+            if scene.index.sweep.is_first() {
+                continue;
+            }
+            assert_eq!(edit, 3, "every node is planned");
+            for policy in ["p", "other"] {
+                assert!(scene.queued().contains(&&status(policy)), "{:?}", scene.effects);
+            }
+            break;
+        }
+    }
+    assert!(scene.index.sweep.waiting() > 0, "edits never stop");
+    for policy in ["p", "other"] {
+        let write = scene.planned_at(&status(policy), at(9_999));
+        let Some(PlannedWrite::PolicyStatus(write)) = write else {
+            panic!("{policy}: {write:?}")
+        };
+        let ready = ConditionType::Ready.find(&write.status.conditions).unwrap();
+        assert_eq!(ready.status == "True", policy == "other", "{ready:?}");
+    }
 }
 
 #[test]

@@ -7,12 +7,16 @@ use crate::{
         work::{DaemonSetWrite, PlannedWrite},
     },
     leader_election::LEASE_DURATION,
+    write::MAX_PLANNED_URGENT_WRITES,
 };
 use gpunode_crds::GpuNodePolicy;
 use gpunode_plan::{AgentImages, AgentPodSettings, HostPaths, NodeFacts, policy_daemonset_name};
 use k8s_openapi::api::{apps::v1::DaemonSetStatus, core::v1::Node};
 use serde_json::{Value, json};
 use tokio::time::timeout;
+
+/// Writes of any class that are planned or under way.
+const MAX_PLANNED_WRITES: usize = 8;
 
 /// The channels of a reconciler.
 struct Scene {
@@ -35,7 +39,7 @@ impl Scene {
             paths: HostPaths::default(),
         };
         let (index, _) = IndexOwner::new(ClusterIndex::new(pods, true));
-        let (write_sender, writes) = mpsc::channel(MAX_PLANNED_WRITES);
+        let (write_sender, writes) = mpsc::channel(MAX_PLANNED_URGENT_WRITES);
         let outputs = ReconcilerOutputs {
             writes: write_sender,
             events: event_channel().0,
@@ -62,6 +66,15 @@ impl Scene {
             messages: sender,
             writes,
         }
+    }
+
+    /// Waits for as many writes as are planned while none ends.
+    async fn planned_writes(&mut self) -> Vec<WriteRequest> {
+        let mut requests = Vec::new();
+        while let Some(request) = self.next_write().await {
+            requests.push(request);
+        }
+        requests
     }
 
     async fn next_write(&mut self) -> Option<WriteRequest> {
@@ -132,7 +145,7 @@ async fn next_plan_of_a_node_sees_what_the_last_write_returned() {
     let policy = json!({"nodeSelector": {}, "labels": {"x": "y"}});
     let mut scene = Scene::run(leading(), &node(), &policy);
     let mut node_writes = 0;
-    while let Some(WriteRequest { key, write }) = scene.next_write().await {
+    while let Some(WriteRequest { key, write, .. }) = scene.next_write().await {
         if let PlannedWrite::Node(write) = write {
             node_writes += 1;
             let mut written = node();
@@ -153,13 +166,31 @@ async fn next_plan_of_a_node_sees_what_the_last_write_returned() {
 async fn each_worker_has_its_next_write_planned_and_no_more() {
     let policy = json!({"nodeSelector": {}, "labels": {"x": "y"}});
     let mut scene = Scene::run_on(leading(), fleet(2 * MAX_PLANNED_WRITES), &policy);
-    let mut keys = Vec::new();
-    while let Some(request) = scene.next_write().await {
-        keys.push(request.key);
-    }
-    assert_eq!(keys.len(), MAX_PLANNED_WRITES, "{keys:?}");
-    scene.accept(keys.remove(0)).await;
+    let mut requests = scene.planned_writes().await;
+    assert_eq!(requests.len(), MAX_PLANNED_WRITES, "{requests:?}");
+    scene.accept(requests.remove(0).key).await;
     assert!(scene.next_write().await.is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn urgent_writes_are_planned_although_no_ordinary_one_ends() {
+    let policy = json!({"nodeSelector": {}, "labels": {"x": "y"}});
+    let mut scene = Scene::run_on(leading(), fleet(2 * MAX_PLANNED_WRITES), &policy);
+    assert_eq!(scene.planned_writes().await.len(), MAX_PLANNED_WRITES);
+    for name in ["new-1", "new-2", "new-3"] {
+        let new = json!({"metadata": {"name": name, "uid": name, "resourceVersion": "2"}});
+        scene.send(IndexMessage::Nodes(WatchUpdate::applied(facts(&new)))).await;
+    }
+    let urgent = scene.planned_writes().await;
+    let keys: Vec<_> = urgent
+        .iter()
+        .map(|request| (request.key.name(), request.class))
+        .collect();
+    let expected = ["new-1", "new-2"].map(|name| (name, WorkClass::Urgent));
+    assert_eq!(keys, expected, "a few at a time");
+    scene.accept(urgent[1].key.clone()).await;
+    let next = scene.next_write().await.map(|request| request.key);
+    assert_eq!(next, Some(WorkKey::Node("new-3".to_owned())));
 }
 
 #[tokio::test(start_paused = true)]
@@ -168,7 +199,7 @@ async fn status_is_reconciled_at_the_deadline_of_its_agents_however_often_it_was
     let mut scene = Scene::run(leading(), &node(), &policy);
     let start = Instant::now();
     while start.elapsed() < Duration::from_secs(29) {
-        let WriteRequest { key, write } = scene.next_write().await.expect("the deadline queues the status");
+        let WriteRequest { key, write, .. } = scene.next_write().await.expect("the deadline queues the status");
         if let PlannedWrite::DaemonSet(DaemonSetWrite::Create(mut daemonset)) = write
             && daemonset.metadata.name.as_ref() == Some(&policy_daemonset_name("p"))
         {
