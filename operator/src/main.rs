@@ -23,6 +23,7 @@
 //! | `memory` | task: gives memory back to the machine after a peak |
 //! | `lenient` | parses objects of which a part is malformed |
 //! | `watched` | keeps of an object what planning reads |
+//! | `written_versions` | versions of objects that writes have brought already |
 
 mod admin;
 mod cli;
@@ -40,6 +41,7 @@ mod watch;
 mod watched;
 mod work_queue;
 mod write;
+mod written_versions;
 
 use clap::Parser;
 use cli::OperatorArgs;
@@ -51,8 +53,9 @@ fn main() -> ExitCode {
     memory::set_up();
     let args = OperatorArgs::parse();
     start_log();
-    // Two threads, so that planning on one does not delay the watches on the other. The Lease has a thread of its own.
-    let mut threads = Builder::new_multi_thread();
-    threads.worker_threads(2);
-    exit_code("operator", gpunode_process::run(threads, run::run(args)))
+    // One thread for watches and writes; planning and the Lease have threads of their own.
+    exit_code(
+        "operator",
+        gpunode_process::run(Builder::new_current_thread(), run::run(args)),
+    )
 }

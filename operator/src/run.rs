@@ -21,6 +21,7 @@ use crate::{
     watch::{ClusterWatch, WatchHealth},
     work_queue::WorkQueue,
     write::{ClusterWriter, MAX_PLANNED_URGENT_WRITES, WriteResults, WriteWorker},
+    written_versions::WrittenVersions,
 };
 use anyhow::{Context, Result, anyhow};
 use gpunode_plan::{AgentImages, AgentPodSettings, HostPaths};
@@ -77,11 +78,13 @@ pub async fn run(args: OperatorArgs) -> Result<()> {
     let (deletes_rejected_pods, is_deletion_wanted) = watch::channel(false);
     let (evictions, drains) = (Arc::new(WorkQueue::new()), Arc::new(WorkQueue::new()));
 
+    let written = WrittenVersions::default();
     let watch = ClusterWatch {
         client: client.clone(),
         namespace: args.namespace.clone(),
         messages: message_sender.clone(),
         health: watch_health.clone(),
+        written: written.clone(),
     };
     let outputs = ReconcilerOutputs {
         writes: write_sender,
@@ -109,6 +112,7 @@ pub async fn run(args: OperatorArgs) -> Result<()> {
     let results = WriteResults {
         metrics: metrics.clone(),
         messages: message_sender.clone(),
+        written,
     };
     let writer = ClusterWriter {
         client: guarded_client.clone(),

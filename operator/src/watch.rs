@@ -27,6 +27,7 @@ use crate::{
         trim::{trimmed_policy, without_managed_fields},
     },
     watched::Watched,
+    written_versions::WrittenVersions,
 };
 use gpunode_crds::{GpuNode, GpuNodePolicy};
 use k8s_openapi::api::{apps::v1::DaemonSet, core::v1::Node};
@@ -41,6 +42,8 @@ pub struct ClusterWatch {
     pub messages: mpsc::Sender<IndexMessage>,
     /// Learns which watches fail.
     pub health: WatchHealth,
+    /// Versions that the index has without a watch.
+    pub written: WrittenVersions,
 }
 
 impl ClusterWatch {
@@ -52,9 +55,10 @@ impl ClusterWatch {
             namespace,
             messages,
             health,
+            written,
         } = &self;
-        let nodes = ListWatch::new::<Lenient<Watched<Node>>>(client.clone(), &(), None);
-        let gpu_nodes = ListWatch::new::<Lenient<Watched<GpuNode>>>(client.clone(), &(), None);
+        let nodes = ListWatch::new::<Lenient<Watched<Node>>>(client.clone(), &(), None).skipping(written);
+        let gpu_nodes = ListWatch::new::<Lenient<Watched<GpuNode>>>(client.clone(), &(), None).skipping(written);
         let policies = ListWatch::new::<Lenient<GpuNodePolicy>>(client.clone(), &(), None);
         let daemonsets = ListWatch::new::<Lenient<DaemonSet>>(client.clone(), &(), Some(namespace));
         tokio::join!(

@@ -7,10 +7,11 @@
 use crate::{
     index::cache::{DeletedObject, WatchUpdate},
     watch::{
-        response::{WatchError, open, parse_event, parse_page},
+        response::{WatchError, modified_version, open, parse_event, parse_page},
         watch_health::WatchHealth,
         watch_steps::{StepEnd, WatchStep, WatchSteps},
     },
+    written_versions::WrittenVersions,
 };
 use gpunode_process::OnChange;
 use kube::{
@@ -45,6 +46,7 @@ pub struct ListWatch {
     /// True for objects that are metadata alone.
     is_metadata: bool,
     ends_if_absent: bool,
+    written: Option<WrittenVersions>,
 }
 
 /// Receivers of what a watch brings.
@@ -67,6 +69,7 @@ impl ListWatch {
             is_across_namespaces: namespace.is_none(),
             is_metadata: K::metadata_api(),
             ends_if_absent: false,
+            written: None,
         }
     }
 
@@ -81,6 +84,13 @@ impl ListWatch {
     #[must_use]
     pub fn ending_if_absent(mut self) -> Self {
         self.ends_if_absent = true;
+        self
+    }
+
+    /// Skips events about versions that the index has from the response to a write.
+    #[must_use]
+    pub fn skipping(mut self, written: &WrittenVersions) -> Self {
+        self.written = Some(written.clone());
         self
     }
 
@@ -122,6 +132,13 @@ impl ListWatch {
                 sleep(pause).await;
             }
         }
+    }
+
+    /// Returns the version of the object of an event that the index has already.
+    fn known_version(&self, line: &[u8]) -> Option<String> {
+        let written = self.written.as_ref()?;
+        let (name, version) = modified_version(line)?;
+        written.take(&self.kind, &name, &version).then_some(version)
     }
 
     fn object_name(&self, meta: &ObjectMeta) -> String {
@@ -287,6 +304,10 @@ impl<K: Resource + DeserializeOwned, T, M> WatchSession<'_, K, T, M> {
 
     /// Takes in a line of a stream. Objects of a list are collected.
     fn take_line(&mut self, line: &[u8], is_list: bool) -> Result<TakenLine<T>, WatchError> {
+        if !is_list && let Some(version) = self.watch.known_version(line) {
+            self.steps.advanced(version);
+            return Ok(TakenLine::Nothing);
+        }
         let (version, update) = match parse_event::<K>(line)? {
             None => return Ok(TakenLine::Nothing),
             Some(WatchEvent::Error(status)) => return Err(WatchError::of_status(*status)),

@@ -200,6 +200,30 @@ impl EventText<'_> {
     }
 }
 
+/// Returns name and version of the object of an event `MODIFIED`, without the rest of it.
+pub fn modified_version(line: &[u8]) -> Option<(String, String)> {
+    let event: EventText = serde_json::from_slice(line).ok()?;
+    if event.kind != "MODIFIED" {
+        return None;
+    }
+    let head: ObjectHead = serde_json::from_str(event.object.get()).ok()?;
+    Some((head.metadata.name, head.metadata.resource_version))
+}
+
+/// The fields that tell a version of an object.
+#[derive(Deserialize)]
+struct ObjectHead {
+    metadata: MetadataHead,
+}
+
+/// The fields of `metadata` that tell a version of an object.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct MetadataHead {
+    name: String,
+    resource_version: String,
+}
+
 /// Metadata of a page.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]

@@ -1,10 +1,17 @@
 //! Results of requests: counted, and handed to the index.
 
 use crate::{
-    index::message::{IndexMessage, WrittenObject},
+    index::{
+        cache::WriteKind,
+        message::{IndexMessage, WrittenObject},
+    },
     metrics::{OperatorMetrics, WorkKind},
     write::error::WriteError,
+    written_versions::WrittenVersions,
 };
+use gpunode_crds::GpuNode;
+use k8s_openapi::api::core::v1::Node;
+use kube::Resource as _;
 use std::sync::Arc;
 use tokio::sync::mpsc;
 
@@ -13,6 +20,8 @@ pub struct WriteResults {
     pub metrics: Arc<OperatorMetrics>,
     /// The input of the index.
     pub messages: mpsc::Sender<IndexMessage>,
+    /// Learns the versions that the index gets.
+    pub written: WrittenVersions,
 }
 
 impl WriteResults {
@@ -20,8 +29,8 @@ impl WriteResults {
     /// the index, and no timeout loses what the API server accepted.
     pub async fn reserve(&self) -> Result<ResultSlot<'_>, WriteError> {
         let slot = self.messages.reserve().await.map_err(|_| WriteError::Stopping)?;
-        let metrics = &*self.metrics;
-        Ok(ResultSlot { slot, metrics })
+        let (metrics, written) = (&*self.metrics, &self.written);
+        Ok(ResultSlot { slot, metrics, written })
     }
 }
 
@@ -29,6 +38,7 @@ impl WriteResults {
 pub struct ResultSlot<'a> {
     slot: mpsc::Permit<'a, IndexMessage>,
     metrics: &'a OperatorMetrics,
+    written: &'a WrittenVersions,
 }
 
 impl ResultSlot<'_> {
@@ -36,7 +46,22 @@ impl ResultSlot<'_> {
     pub fn accepted(self, kind: WorkKind, object: Option<WrittenObject>) {
         self.metrics.wrote(kind);
         if let Some(object) = object {
+            let version = match &object {
+                WrittenObject::Node(node) => {
+                    Some((Node::plural(&()), node.name.clone(), node.resource_version.clone()))
+                }
+                WrittenObject::GpuNode(gpu_node, WriteKind::Update) => Some((
+                    GpuNode::plural(&()),
+                    gpu_node.name.clone(),
+                    gpu_node.resource_version.clone(),
+                )),
+                _ => None,
+            };
             self.slot.send(IndexMessage::Written(object));
+            // Only after the index has it: its event comes to nothing from here on.
+            if let Some((kind, name, version)) = version {
+                self.written.add(&kind, &name, &version);
+            }
         }
     }
 

@@ -10,6 +10,7 @@ use crate::{
         work::WorkKey,
     },
     metrics::OperatorMetrics,
+    written_versions::WrittenVersions,
 };
 use gpunode_crds::{GpuNode, GpuNodePolicy};
 use gpunode_plan::{AgentImages, AgentPodSettings, GpuNodeFacts, HostPaths, NodeFacts};
@@ -70,6 +71,7 @@ impl Scene {
             results: WriteResults {
                 metrics: Arc::new(OperatorMetrics::new()),
                 messages: sender,
+                written: WrittenVersions::default(),
             },
         };
         Self {
