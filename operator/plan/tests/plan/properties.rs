@@ -181,8 +181,8 @@ fn touched() -> impl Strategy<Value = World> {
     )
 }
 
-/// Generates the number of the policy whose configuration a node has, and the status that its agent reports. Without a hash
-/// in it, that configuration is in force.
+/// Generates the number of the policy whose configuration a node has, and the status that its agent reports. Without a
+/// hash in it, that configuration is in force.
 fn configured() -> impl Strategy<Value = (usize, Value)> {
     let ready = prop::sample::select(vec![
         ("True", "Registered"),
@@ -210,8 +210,8 @@ fn configured() -> impl Strategy<Value = (usize, Value)> {
     )
 }
 
-/// Gives a node the configuration of a policy, the report of its agent, and everything that follows but the keys that the
-/// policies name.
+/// Gives a node the configuration of a policy, the report of its agent, and everything that follows but the keys that
+/// the policies name.
 fn configure(world: &mut World, policies: &[GpuNodePolicy], number: usize, mut status: Value) {
     let Some(policy) = policies.get(number).filter(|it| it.spec.device_plugin.is_some()) else {
         return;

@@ -299,9 +299,8 @@ fn nodes_that_move_between_two_policies_during_a_sweep_count_once_and_where_thei
 #[test]
 fn node_that_moves_to_another_policy_and_back_during_a_sweep_keeps_its_configuration() {
     let other = |priority: i32| {
-        format!(
-            "{{priority: {priority}, nodeSelector: {{}}, devicePlugin: {{passDeviceSpecs: true}}, rollout: {{maxUnavailable: 1}}}}"
-        )
+        let spec = rollouts::spec(true, "{maxUnavailable: 1}");
+        spec.replacen('{', &format!("{{priority: {priority}, "), 1)
     };
     let mut scene = Scene::governed("{maxUnavailable: 1}");
     let gives = |scene: &mut Scene, name: &str| {
