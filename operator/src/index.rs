@@ -229,8 +229,8 @@ impl ClusterIndex {
     }
 
     /// Records whether the API server refused a write. What it said before still holds where it could not be asked, and
-    /// where the object changed meanwhile. The result of a write for an earlier node says nothing about a later one of its
-    /// name.
+    /// where the object changed meanwhile. The result of a write for an earlier node says nothing about a later one of
+    /// its name.
     fn apply_finished(&mut self, FinishedWrite { key, result }: FinishedWrite, now: Timestamp, effects: &mut Effects) {
         if let WorkKey::Node(name) = &key {
             self.expected.remove(name);
@@ -740,8 +740,9 @@ impl ClusterIndex {
         }
     }
 
-    /// Plans a node that has a permit of a rollout, if nothing about it changed since its last plan: that one says what it
-    /// counts as. The node counts as changing from here on. Returns nothing where it has to be planned without the permit.
+    /// Plans a node that has a permit of a rollout, if nothing about it changed since its last plan: that one says what
+    /// it counts as. The node counts as changing from here on. Returns nothing where it has to be planned without the
+    /// permit.
     fn permitted_plan(&mut self, name: &str, now: Timestamp, effects: &mut Effects) -> Option<NodePlan> {
         if self.is_plan_due(name) {
             return None;

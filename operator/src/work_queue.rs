@@ -242,8 +242,8 @@ impl<K: Clone + Ord + Hash> QueueState<K> {
         self.urgent.look(now);
     }
 
-    /// Starts the next key that is due, of this class or a more urgent one. Returns its class and the time for which it was
-    /// due, too.
+    /// Starts the next key that is due, of this class or a more urgent one. Returns its class and the time for which it
+    /// was due, too.
     fn start_next(&mut self, least: WorkClass, now: Instant) -> Option<(K, WorkClass, Duration)> {
         self.look(now);
         let urgent = self.urgent.first(&self.running).filter(|(at, _)| *at <= now);

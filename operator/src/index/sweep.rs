@@ -5,7 +5,7 @@
 //! | during a sweep | policies with an edit that some node misses, on a new leader all | other policies |
 //! |---|---|---|
 //! | permits of rollouts | none is granted, since stages are of the spec before | none is granted, since nodes may come from others |
-//! | status | waits a second for that; on a new leader, whose counts begin at zero, until every node was planned once | as always |
+//! | status | waits a second for that; on a new leader until each node was planned once | as always |
 
 use jiff::{SignedDuration, Timestamp};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -71,8 +71,8 @@ impl Sweep {
         self.first_edit = self.last_edit;
     }
 
-    /// Begins a sweep after an edit. One under way goes on with the next name and takes every node again, since each needs a
-    /// plan with this edit.
+    /// Begins a sweep after an edit. One under way goes on with the next name and takes every node again, since each
+    /// needs a plan with this edit.
     pub fn begin(&mut self, mut nodes: Vec<String>, edited: &BTreeSet<String>, now: Timestamp) {
         self.is_under_way = true;
         self.last_edit += 1;

@@ -7,7 +7,7 @@ use crate::{
         cache::WatchUpdate,
         effects::Effects,
         message::{FinishedWrite, IndexMessage, WriteResult},
-        work::WorkKey,
+        work::{PlannedWrite, WorkKey},
     },
     metrics::OperatorMetrics,
     written_versions::WrittenVersions,

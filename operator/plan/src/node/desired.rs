@@ -392,7 +392,11 @@ impl<'a> DesiredNode<'a> {
             plan.recheck = earliest([plan.recheck, recheck]);
         }
         let after = claims.facts_after(node, new_record);
-        plan.settled = self.settled(&plan, &stale, &after, context);
+        // What the kubelet has of another resource is not known before the node comes back.
+        let has_same_resources = stale.record.keys().eq(record.resources.keys());
+        if has_same_resources {
+            plan.settled = self.settled(&plan, &stale, &after, context);
+        }
         (plan, after)
     }
 

@@ -1,7 +1,10 @@
 //! Rules that hold for any nodes, records and policies.
 
-use crate::world::{World, now, policy};
-use gpunode_crds::{GpuNode, GpuNodePolicy};
+use crate::{
+    governed::configuration,
+    world::{World, now, policy},
+};
+use gpunode_crds::{GpuNode, GpuNodePolicy, GpuNodeSpec};
 use gpunode_plan::{NodeContext, PolicySet, plan_node};
 use proptest::{collection, option, prelude::*};
 use serde_json::{Map, Value, json};
@@ -178,6 +181,64 @@ fn touched() -> impl Strategy<Value = World> {
     )
 }
 
+/// Generates the number of the policy whose configuration a node has, and the status that its agent reports. Without a
+/// hash in it, that configuration is in force.
+fn configured() -> impl Strategy<Value = (usize, Value)> {
+    let ready = prop::sample::select(vec![
+        ("True", "Registered"),
+        ("False", "Registering"),
+        ("False", "MpsUnsupported"),
+    ]);
+    let hash = prop::sample::select(vec![None, None, None, Some("another")]);
+    let serving = option::of(prop::sample::select(vec!["p0", "p1"]));
+    (0..3_usize, ready, hash, serving, any::<bool>(), any::<bool>()).prop_map(
+        |(number, (ready, reason), hash, serving, has_gpu, has_daemon)| {
+            let gpu = json!({"index": 0, "uuid": "GPU-1", "product": "Tesla-T4", "memoryMiB": 15360});
+            let daemon = json!({"device": "GPU-1", "state": "Answering"});
+            let status = json!({
+                "agent": {"pod": "x", "podUid": "x", "mode": "DevicePlugin", "version": "1", "configVersions": [1],
+                    "policy": serving},
+                "gpus": has_gpu.then_some(gpu).into_iter().collect::<Vec<_>>(),
+                "mpsDaemons": has_daemon.then_some(daemon).into_iter().collect::<Vec<_>>(),
+                "resources": [{"name": "nvidia.com/gpu", "capacity": 8, "allocatable": 8, "registered": true}],
+                "configHash": hash,
+                "conditions": [{"type": "Ready", "status": ready, "reason": reason, "message": "m",
+                    "lastTransitionTime": "2025-01-01T00:00:00Z"}],
+            });
+            (number, status)
+        },
+    )
+}
+
+/// Gives a node the configuration of a policy, the report of its agent, and everything that follows but the keys that
+/// the policies name.
+fn configure(world: &mut World, policies: &[GpuNodePolicy], number: usize, mut status: Value) {
+    let Some(policy) = policies.get(number).filter(|it| it.spec.device_plugin.is_some()) else {
+        return;
+    };
+    let config = configuration(policy);
+    if status["configHash"].is_null() {
+        status["configHash"] = json!(config.hash);
+    }
+    let spec = GpuNodeSpec {
+        config: Some(config),
+        ..GpuNodeSpec::default()
+    };
+    let mut gpu_node = GpuNode::new("n", spec);
+    gpu_node.metadata.resource_version = Some("7".to_owned());
+    let written = json!([{"manager": "gpunode-operator", "time": "2025-01-01T00:00:00Z"}]);
+    gpu_node.metadata.managed_fields = Some(serde_json::from_value(written).unwrap());
+    gpu_node.status = Some(serde_json::from_value(status).unwrap());
+    world.gpu_node = Some(gpu_node);
+    world.node["status"]["allocatable"] = json!({"cpu": "8", "nvidia.com/gpu": "8"});
+    let mut without_keys = policies.to_vec();
+    for policy in &mut without_keys {
+        policy.spec.labels.clear();
+        policy.spec.taints.clear();
+    }
+    world.converge(&without_keys);
+}
+
 /// Returns the labels and taints of other owners: neither in the record nor gpunode's own. gpunode may take up conceded ones
 /// again.
 fn foreign(world: &World) -> (BTreeMap<String, Value>, Vec<Value>) {
@@ -232,7 +293,14 @@ proptest! {
     }
 
     #[test]
-    fn node_that_a_plan_calls_settled_is_as_the_next_plan_finds_it(mut world in touched(), policies in policies()) {
+    fn node_that_a_plan_calls_settled_is_as_the_next_plan_finds_it(
+        mut world in touched(),
+        policies in policies(),
+        configured in option::of(configured()),
+    ) {
+        if let Some((number, status)) = configured {
+            configure(&mut world, &policies, number, status);
+        }
         let first = world.converge(&policies);
         if let Some(settled) = first.settled_node() {
             prop_assert!(settled.is(&world.facts()), "{:?} is not {:?}", world.facts(), settled);

@@ -68,6 +68,41 @@ fn removal_from_many_nodes_reaches_ten_in_a_second_and_ends_when_the_policy_is_b
 }
 
 #[test]
+fn policy_that_returns_as_a_preview_during_its_removal_keeps_nothing_and_shows_what_it_would_add() {
+    let mut scene = Scene::in_force(30, LABEL);
+    scene.delete_policy("p");
+    for node in scene.removal_at(0) {
+        scene.write_node(&node);
+    }
+    assert_eq!(scene.index.removal_nodes(), 20);
+
+    scene.set_policy(
+        "p",
+        "{mode: Preview, nodeSelector: {matchLabels: {pool: a}}, labels: {x: y}}",
+    );
+    assert_eq!(scene.index.removal_nodes(), 0, "the policy is there");
+    assert_eq!(
+        scene.due_nodes(),
+        (10..30).map(name).collect::<Vec<_>>(),
+        "none keeps what the policy wrote"
+    );
+    for index in 10..30 {
+        scene.write_node(&name(index));
+        assert!(scene.due_nodes().is_empty());
+    }
+    assert!(scene.removal_at(1).is_empty() && scene.queued_removal().is_none());
+    for index in 0..30 {
+        let labels = scene.index.objects.nodes.get(&name(index)).unwrap().labels.to_map();
+        assert_eq!(labels.get("x"), None, "{index}");
+        assert_eq!(scene.node_write(&name(index)), None, "{index}");
+    }
+    // One more pass, for the nodes that changed.
+    scene.go(|index, _, effects| index.planned_write(&WorkKey::Previews, at(600), effects));
+    scene.settle(at(600));
+    assert_eq!(scene.index.node_counts()[0].1.updating, 30);
+}
+
+#[test]
 fn removal_from_few_nodes_is_not_paced() {
     let mut scene = Scene::in_force(20, LABEL);
     scene.delete_policy("p");

@@ -254,6 +254,78 @@ fn rollout_of_an_edited_policy_grants_nothing_before_every_node_is_planned() {
 }
 
 #[test]
+fn nodes_that_move_between_two_policies_during_a_sweep_count_once_and_where_their_last_plan_says() {
+    let select = |pool: &str, value: &str| {
+        format!("{{nodeSelector: {{matchLabels: {{pool: {pool}}}}}, labels: {{x: {value}}}}}")
+    };
+    let mut scene = Scene::synced();
+    for name in ["a", "b", "c", "d"] {
+        scene.set_node(name, &json!({"pool": "a"}));
+    }
+    scene.set_policy("p", &select("a", "y"));
+    scene.set_policy("q", &select("b", "z"));
+    for name in ["a", "b", "c", "d"] {
+        scene.write_node(name);
+    }
+    let matched = |scene: &Scene| {
+        let counts: BTreeMap<_, _> = scene.index.node_counts().into_iter().collect();
+        (counts["p"].matched, counts["q"].matched)
+    };
+    let edit = |scene: &mut Scene, name: &str, spec: &str| {
+        let policy = scene.policy(name, spec);
+        scene.receive(IndexMessage::Policies(WatchUpdate::applied(policy.into())));
+    };
+    assert_eq!(matched(&scene), (4, 0));
+
+    edit(&mut scene, "p", &select("b", "y"));
+    for name in ["a", "b"] {
+        assert!(scene.node_write(name).is_some(), "its label goes");
+    }
+    assert_eq!(matched(&scene), (2, 0));
+    edit(&mut scene, "q", &select("a", "z"));
+    for (name, counts) in [("c", (1, 1)), ("d", (0, 2)), ("a", (0, 3)), ("b", (0, 4))] {
+        assert!(scene.node_write(name).is_some(), "{name}");
+        assert_eq!(matched(&scene), counts, "{name}");
+    }
+    assert!(!scene.index.sweep.holds_rollouts());
+    for name in ["a", "b", "c", "d"] {
+        scene.write_node(name);
+        assert_eq!(scene.index.objects.nodes.get(name).unwrap().labels.get("x"), Some("z"));
+    }
+    let counts: BTreeMap<_, _> = scene.index.node_counts().into_iter().collect();
+    assert_eq!((counts["q"].ready, counts["q"].updating), (4, 0));
+}
+
+#[test]
+fn node_that_moves_to_another_policy_and_back_during_a_sweep_keeps_its_configuration() {
+    let other = |priority: i32| {
+        let spec = rollouts::spec(true, "{maxUnavailable: 1}");
+        spec.replacen('{', &format!("{{priority: {priority}, "), 1)
+    };
+    let mut scene = Scene::governed("{maxUnavailable: 1}");
+    let gives = |scene: &mut Scene, name: &str| {
+        let write = scene.node_write(name);
+        write.is_some_and(|write| write.gpu_node.gives_configuration())
+    };
+    for (priority, planned) in [(1, ["a", "b"]), (-1, ["c", "d"])] {
+        let policy = scene.policy("q", &other(priority));
+        scene.receive(IndexMessage::Policies(WatchUpdate::applied(policy.into())));
+        for name in planned {
+            assert!(!gives(&mut scene, name), "{name} at priority {priority}");
+        }
+        assert!(scene.index.sweep.holds_rollouts(), "others are not planned yet");
+    }
+    for name in ["a", "b", "c", "d"] {
+        assert!(!gives(&mut scene, name), "{name}");
+    }
+    assert!(!scene.index.sweep.holds_rollouts());
+    let counts: BTreeMap<_, _> = scene.index.node_counts().into_iter().collect();
+    assert_eq!((counts["p"].ready, counts["p"].matched), (4, 4));
+    let mut rollouts = scene.index.outcomes.rollouts("q").into_iter().flatten();
+    assert!(rollouts.all(|rollout| rollout.progress().is_none()), "nobody waits");
+}
+
+#[test]
 fn health_new_nodes_and_labels_are_urgent_and_the_progress_of_agents_is_not() {
     let mut scene = Scene::governed("{}");
     let class = |scene: &Scene| {
