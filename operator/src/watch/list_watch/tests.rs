@@ -452,6 +452,45 @@ async fn watch_that_ends_in_order_goes_on_from_its_last_bookmark() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn event_about_what_a_write_has_brought_is_skipped_and_counts_as_seen() {
+    let (queries, mut tries) = (Queries::default(), 0);
+    let client = client(&queries, move |_| {
+        tries += 1;
+        match tries {
+            1 => Some(listed(vec![event("MODIFIED", "n", 8), event("MODIFIED", "m", 9)])),
+            2 => Some(ok(vec![
+                event("MODIFIED", "n", 10),
+                event("MODIFIED", "n", 11),
+                Part::Hang,
+            ])),
+            _ => None,
+        }
+    });
+    let written = WrittenVersions::default();
+    for (kind, version) in [("nodes", "8"), ("gpunodes", "10"), ("nodes", "11")] {
+        written.add(kind, "n", version);
+    }
+    let (messages, mut updates) = mpsc::channel(1024);
+    let watch = ListWatch::new::<Lenient<Node>>(client, &(), None).skipping(&written);
+    let outputs = WatchOutputs {
+        messages: &messages,
+        message: identity,
+        health: None,
+    };
+    let _ = timeout(Duration::from_secs(30), watch.run(read, outputs)).await;
+    let mut seen = Vec::new();
+    while let Ok(update) = updates.try_recv() {
+        seen.push(short(&update));
+    }
+    assert_eq!(
+        seen,
+        ["started", "page of 1", "completed", "applied m 9", "applied n 10"]
+    );
+    let second = queries.lock().unwrap()[1].1.clone();
+    assert!(second.ends_with("resourceVersion=9"), "{second}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn silent_connection_is_given_up_after_70_seconds_and_told_after_80() {
     let (queries, health) = (Queries::default(), WatchHealth::default());
     let mut tries = 0;
