@@ -15,8 +15,8 @@ const GPU_INSTANCE_BASE: usize = 0x7667_6900_0000_0000;
 const COMPUTE_INSTANCE_BASE: usize = 0x7667_6300_0000_0000;
 /// Distance of the handles of GPU instances of a GPU.
 const GPU_INSTANCE_STEP: usize = 0x100;
-/// Instances with one id that have handles of their own. A handle of an earlier one names nothing; programs do not keep one
-/// for longer than that.
+/// Instances with one id that have handles of their own. A handle of an earlier one names nothing; programs do not keep
+/// one for longer than that.
 const SERIALS: u64 = 0x1_0000;
 /// First event set handle.
 const EVENT_SET_BASE: usize = 0x7665_7300_0000_0000;

@@ -38,8 +38,8 @@ pub(crate) fn max_devices(gpu: &Gpu) -> u32 {
     }
 }
 
-/// The [`compute_number`] of the MIG device at an index. The indices behind a device that goes shift, those behind one that comes
-/// too: only a handle or a UUID stays with a device.
+/// The [`compute_number`] of the MIG device at an index. Where a device comes or goes, the indices behind it shift: only
+/// a handle or a UUID stays with a device.
 pub(crate) fn device(gpu: &Gpu, index: u32) -> Answer<usize> {
     capable(gpu)?;
     let place = usize::try_from(index).map_err(|_| ReturnCode::InvalidArgument)?;

@@ -1,8 +1,8 @@
 //! Changes to MIG: its mode, and instances that come and go.
 //!
-//! Like modes they belong to the node: every process sees what one has made, and it outlives that process. What is in use is not
-//! told by handles of MIG devices alone, which NVML gives to whoever asks, but by the state file: processes in instances and
-//! handles that programs keep open. For a whole GPU other processes that have called the library about it count too.
+//! Like modes they belong to the node: every process sees what one has made, and it outlives that process. The state file
+//! tells who uses an instance: processes in it and handles that programs keep open. For a whole GPU other processes that
+//! have called the library about it count too.
 
 use std::path::Path;
 
@@ -21,7 +21,8 @@ use crate::{
 /// First slice and slices.
 pub(crate) type Placement = (u32, u32);
 
-/// Sets the mode, and returns the activation status. Boards before Hopper keep a mode pending that cannot come into force now.
+/// Sets the mode, and returns the activation status. Boards before Hopper keep a mode pending that cannot come into force
+/// now.
 pub(crate) fn set_mode(call: &GpuCall, function: &str, mode: u32) -> Answer<ReturnCode> {
     let enabled = match mode {
         NVML_DEVICE_MIG_DISABLE => false,
@@ -47,8 +48,8 @@ pub(crate) fn set_mode(call: &GpuCall, function: &str, mode: u32) -> Answer<Retu
     })
 }
 
-/// The reason why the mode cannot change now. Boards before Hopper are reset for it, which takes that nobody else has them open;
-/// a virtual machine cannot do that.
+/// The reason why the mode cannot change now. Boards before Hopper are reset for it, which takes that nobody else has them
+/// open; a virtual machine cannot do that.
 fn obstacle(call: &GpuCall, gpu: &Gpu, mig: &MigState) -> Option<ReturnCode> {
     let (node, state) = (call.node(), call.state());
     let told = state.mig_activation.filter(|code| *code != ReturnCode::Success);

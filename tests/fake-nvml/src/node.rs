@@ -136,7 +136,7 @@ impl Node {
         self.gpus.get(place)
     }
 
-    /// The GPUs that the first `nvmlInit` found, by NVML index, each with its place in the scenario and as that has it.
+    /// The GPUs that the first `nvmlInit` found as the scenario has them, by NVML index, each with its place there.
     pub(crate) fn listed(&self) -> impl Iterator<Item = (usize, &Gpu)> {
         self.listed
             .iter()
@@ -324,8 +324,8 @@ pub(crate) struct MigCall {
 }
 
 impl MigCall {
-    /// Begins a call of `function` on the MIG device with a [`compute_number`]; an error when it is gone, the GPU lost or the
-    /// function made to fail.
+    /// Begins a call of `function` on the MIG device with a [`compute_number`]; an error when it is gone, the GPU lost or
+    /// the function made to fail.
     pub(crate) fn begin(node: Arc<Node>, index: usize, number: usize, function: &str) -> Answer<Self> {
         let gpu = GpuCall::begin(node, index, function)?;
         let place = gpu

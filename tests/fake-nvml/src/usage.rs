@@ -99,7 +99,7 @@ pub(crate) fn memory_v2(memory: &Memory, version: u32) -> nvmlMemory_v2_t {
     }
 }
 
-/// Processes of one kind, in the form of versions 2 and 3: on a GPU with those in its MIG devices, on a MIG device only its own.
+/// Processes of one kind, in the form of versions 2 and 3: those of a GPU with its MIG devices, or of one MIG device.
 pub(crate) fn processes(device: &Device, kind: ProcessKind) -> Answer<Vec<nvmlProcessInfo_v2_t>> {
     let of_kind = of_kind(device.gpu().state(), kind, device.instance_ids()?);
     Ok(of_kind

@@ -1,7 +1,7 @@
 //! Marks of the processes that have a GPU open.
 //!
-//! A real process has the GPU's device node open. Here it has a lock on one byte of the scenario file per GPU: it needs no right
-//! to write, others can ask for it, and it ends with the process however that ends.
+//! A real process has the GPU's device node open. Here it has a lock on one byte of the scenario file per GPU: it needs
+//! no right to write, others can ask for it, and it ends with the process however that ends.
 
 use std::{fs::File, io, os::fd::AsRawFd, path::Path};
 
