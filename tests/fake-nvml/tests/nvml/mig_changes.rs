@@ -254,13 +254,13 @@ fn before_hopper_the_mode_changes_by_a_reset_that_others_prevent() {
     set.register(&gpu, 8).unwrap();
     assert_eq!(gpu.set_mig_mode(false).unwrap(), in_use, "events of its own");
     set.free_twice().0.unwrap();
-    gpu.set_persistent(true).unwrap();
+    node.device(1).set_persistent(true).unwrap();
     assert_eq!(
         gpu.set_mig_mode(false).unwrap(),
         in_use,
         "the driver keeps it initialised"
     );
-    gpu.set_persistent(false).unwrap();
+    node.device(1).set_persistent(false).unwrap();
     node.state().set_open_handles(1, vec![monitor(None, None)]).unwrap();
     assert_eq!(gpu.set_mig_mode(false).unwrap(), in_use);
     assert_eq!(mode(&gpu), (1, 0));
