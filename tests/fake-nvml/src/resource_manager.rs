@@ -21,7 +21,8 @@ pub(crate) fn spend(dir: &Path, time: Duration) -> Answer {
 }
 
 /// Waits until no call hangs, and returns the state then. A call on `gpu` holds the lock itself while that GPU hangs. The lock is
-/// one on the scenario file in `dir`, which every process of a node can open; nobody takes it while no GPU hangs.
+/// one on the scenario file in `dir`, which every process of a node can open; while no GPU hangs, only calls that take their time
+/// take it.
 pub(crate) fn wait(dir: &Path, gpu: Option<u32>, state: impl Fn() -> Answer<Arc<State>>) -> Answer<Arc<State>> {
     let mut opened = None;
     loop {
