@@ -103,6 +103,13 @@ impl EventSets {
             .ok_or(ReturnCode::InvalidArgument)
     }
 
+    /// Returns true if a set has events of the GPU at a place.
+    pub(crate) fn have(&self, place: usize) -> bool {
+        let sets = lock(&self.sets);
+        let mut open = sets.open.values();
+        open.any(|set| lock(&set.registrations).contains_key(&place))
+    }
+
     /// Forgets a set. A wait on it goes on to its end.
     pub(crate) fn free(&self, handle: EventSetHandle) -> Answer {
         handle

@@ -3,7 +3,11 @@
 use gpunode_scenario::{Gpu, ReturnCode};
 use nvml_wrapper_sys::bindings::{nvmlPciInfo_t, nvmlPciInfoExt_v1_t};
 
-use crate::{library::Answer, node::Node};
+use crate::{
+    handle::{DeviceHandle, compute_number},
+    library::Answer,
+    node::Node,
+};
 
 /// PCI vendor of NVIDIA, in the low half of NVML's device ids.
 const VENDOR: u32 = 0x10de;
@@ -75,15 +79,20 @@ pub(crate) fn search(node: &Node) -> Answer {
     lost.map_or(Ok(()), Err)
 }
 
-/// The places of a GPU and of its MIG device with a UUID. Drivers before 470 find no MIG device by it.
-pub(crate) fn find_mig(node: &Node, uuid: &str) -> Option<(usize, usize)> {
+/// The handle of the MIG device with a UUID. Drivers before 470 find no MIG device by it.
+pub(crate) fn find_mig(node: &Node, uuid: &str) -> Answer<Option<DeviceHandle>> {
     if uuid.contains('/') {
-        return None;
+        return Ok(None);
     }
-    node.listed().find_map(|(index, gpu)| {
-        let place = gpu.mig_devices().position(|(_, compute)| compute.uuid == uuid)?;
-        Some((index, place))
-    })
+    let driver = node.driver()?;
+    Ok(node.listed().find_map(|(place, _)| {
+        let mut devices = driver.gpus.get(place)?.mig_devices();
+        let (instance, compute) = devices.find(|(_, compute)| compute.uuid == uuid)?;
+        Some(DeviceHandle::of_mig(
+            place,
+            compute_number(instance.id, compute.id, compute.serial),
+        ))
+    }))
 }
 
 /// The place of the GPU at a PCI address.

@@ -81,13 +81,21 @@ impl Device {
             Device::Mig(mig) => mig.parent(),
         }
     }
+
+    /// Ids of the instances that a MIG device is made of; none of a whole GPU.
+    pub(crate) fn instance_ids(&self) -> Answer<Option<(u32, u32)>> {
+        match self {
+            Device::Gpu(_) => Ok(None),
+            Device::Mig(mig) => mig.instances().map(|(gpu, compute)| Some((gpu.id, compute.id))),
+        }
+    }
 }
 
 /// The GPU or MIG device behind a handle, in a call of `function`; an error where the state says so.
 pub(crate) fn device(function: &str, handle: DeviceHandle) -> Answer<Device> {
     match handle.named().ok_or(ReturnCode::InvalidArgument)? {
         Named::Gpu(index) => GpuCall::begin(node()?, index, function).map(Device::Gpu),
-        Named::Mig(index, place) => MigCall::begin(node()?, index, place, function).map(Device::Mig),
+        Named::Mig(index, number) => MigCall::begin(node()?, index, number, function).map(Device::Mig),
     }
 }
 

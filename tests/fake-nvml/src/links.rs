@@ -91,7 +91,9 @@ pub(crate) fn may_be_up(node: &Node, gpu: &Gpu, link: &NvLink) -> Answer<bool> {
     };
     let peer = node.state()?.gpu(*index);
     let divided = |gpu: &Gpu| gpu.mig.is_some();
-    let is_peer_divided = node.listed().any(|(_, peer)| peer.index == *index && divided(peer));
+    let driver = node.driver()?;
+    let mut listed = node.listed().filter_map(|(place, _)| driver.gpus.get(place));
+    let is_peer_divided = listed.any(|peer| peer.index == *index && divided(peer));
     Ok(!(divided(gpu) || is_peer_divided || peer.lost || peer.unlisted))
 }
 

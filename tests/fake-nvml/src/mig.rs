@@ -1,4 +1,4 @@
-//! MIG devices, and the instances behind them. They are what the scenario says: creating and destroying is not simulated.
+//! MIG devices, and the instances behind them, as they are now.
 
 use gpunode_scenario::{ComputeInstance, ComputeProfile, Engines, Gpu, GpuInstance, MigProfile, ReturnCode};
 use nvml_wrapper_sys::bindings::{
@@ -7,17 +7,26 @@ use nvml_wrapper_sys::bindings::{
     nvmlDeviceAttributes_t,
 };
 
-use crate::{library::Answer, node::MigCall};
+use crate::{
+    handle::{compute_number, instance_number},
+    library::Answer,
+    node::{GpuCall, MigCall},
+};
 
 /// Current and pending mode.
-pub(crate) fn mode(gpu: &Gpu) -> Answer<(u32, u32)> {
+pub(crate) fn mode(call: &GpuCall) -> Answer<(u32, u32)> {
+    let gpu = call.hardware()?;
     capable(gpu)?;
-    let mode = if gpu.mig.is_some() {
-        NVML_DEVICE_MIG_ENABLE
-    } else {
-        NVML_DEVICE_MIG_DISABLE
+    let current = gpu.mig.is_some();
+    let pending = call.settings().mig.get(&gpu.index).and_then(|mig| mig.pending);
+    let number = |enabled| {
+        if enabled {
+            NVML_DEVICE_MIG_ENABLE
+        } else {
+            NVML_DEVICE_MIG_DISABLE
+        }
     };
-    Ok((mode, mode))
+    Ok((number(current), number(pending.unwrap_or(current))))
 }
 
 /// The most MIG devices that can exist now: none while the mode is off.
@@ -29,14 +38,16 @@ pub(crate) fn max_devices(gpu: &Gpu) -> u32 {
     }
 }
 
-/// The place of the MIG device at an index.
+/// The [`compute_number`] of the MIG device at an index. Where a device comes or goes, the indices behind it shift: only
+/// a handle or a UUID stays with a device.
 pub(crate) fn device(gpu: &Gpu, index: u32) -> Answer<usize> {
     capable(gpu)?;
     let place = usize::try_from(index).map_err(|_| ReturnCode::InvalidArgument)?;
     if gpu.mig.is_some() && index >= gpu.board.max_mig_devices {
         return Err(ReturnCode::InvalidArgument);
     }
-    gpu.mig_devices().nth(place).map(|_| place).ok_or(ReturnCode::NotFound)
+    let (instance, compute) = gpu.mig_devices().nth(place).ok_or(ReturnCode::NotFound)?;
+    Ok(compute_number(instance.id, compute.id, compute.serial))
 }
 
 /// The name that a MIG device has.
@@ -112,6 +123,14 @@ pub(crate) fn instance(gpu: &Gpu, id: u32) -> Answer<&GpuInstance> {
         .ok_or(ReturnCode::NotFound)
 }
 
+/// The GPU instance with an [`instance_number`]. A handle of what is gone is as good as one that never was.
+pub(crate) fn numbered_instance(gpu: &Gpu, number: usize) -> Answer<&GpuInstance> {
+    let mut instances = gpu.mig.iter().flatten();
+    instances
+        .find(|instance| instance_number(instance.id, instance.serial) == number)
+        .ok_or(ReturnCode::InvalidArgument)
+}
+
 /// The compute instance with an id.
 pub(crate) fn compute_instance(instance: &GpuInstance, id: u32) -> Answer<&ComputeInstance> {
     instance
@@ -134,7 +153,8 @@ pub(crate) fn compute_profile(instance: &GpuInstance, kind: u32) -> Answer<Compu
         .ok_or(ReturnCode::NotSupported)
 }
 
-fn capable(gpu: &Gpu) -> Answer {
+/// Answers an error for boards without MIG.
+pub(crate) fn capable(gpu: &Gpu) -> Answer {
     if gpu.board.max_mig_devices == 0 {
         Err(ReturnCode::NotSupported)
     } else {

@@ -48,12 +48,16 @@ pub(crate) fn set_persistence(call: &GpuCall, mode: u32) -> Answer {
 }
 
 fn set(call: &GpuCall, change: impl Fn(&mut GpuModes)) -> Answer {
+    let index = call.hardware()?.index;
+    write(call, |dir| DriverState::update_gpu(dir, index, &change))
+}
+
+/// Changes the driver's file with `update`, which takes the folder to do it in.
+pub(crate) fn write<T>(call: &GpuCall, update: impl Fn(&Path) -> Result<T, StateError>) -> Answer<T> {
     if !rustix::process::geteuid().is_root() {
         return Err(ReturnCode::NoPermission);
     }
-    let index = call.hardware()?.index;
     let dir = call.node().dir();
-    let update = |dir: &Path| DriverState::update_gpu(dir, index, &change);
     let done = match update(dir) {
         Err(error) if kind(&error) == Some(io::ErrorKind::ReadOnlyFilesystem) => {
             let view = WritableView::of(dir).map_err(|_| ReturnCode::NoPermission)?;

@@ -12,11 +12,17 @@ use std::{
 };
 
 use gpunode_scenario::{
-    ComputeInstance, DriverState, Gpu, GpuInstance, GpuState, ReturnCode, SCENARIO_FILE, STATE_FILE, Scenario,
-    ScenarioError, State,
+    ComputeInstance, DRIVER_FILE, DriverState, Gpu, GpuInstance, GpuState, ReturnCode, SCENARIO_FILE, STATE_FILE,
+    Scenario, ScenarioError, State,
 };
 
-use crate::{events::EventSets, handle::DeviceHandle, library::Answer, resource_manager};
+use crate::{
+    events::EventSets,
+    ffi::GpuMarks,
+    handle::{DeviceHandle, compute_number},
+    library::Answer,
+    resource_manager,
+};
 
 /// Calls that the library answers from memory for a GPU that it has initialised. `nvml.h` does not say that they reach the
 /// driver; here they do not, so that nobody takes one for an answer of the driver.
@@ -32,14 +38,18 @@ const FROM_MEMORY: [&str; 6] = [
 /// A node as one process sees it.
 pub(crate) struct Node {
     dir: PathBuf,
+    scenario: Scenario,
+    /// The GPUs as the scenario has them.
     gpus: Vec<Gpu>,
     /// Places of the GPUs that the first `nvmlInit` found, by NVML index.
     listed: Vec<usize>,
-    driver_version: String,
     driver_major: u32,
     cuda_driver_version: i32,
-    state: Mutex<CachedState>,
+    state: Cached<State>,
+    driver: Cached<Driver>,
     event_sets: EventSets,
+    /// None where the file cannot be opened a second time; nobody knows then which GPUs this process has open.
+    marks: Option<GpuMarks>,
     /// GPUs that this process has initialised, by their place.
     initialised: Mutex<BTreeSet<usize>>,
 }
@@ -47,9 +57,39 @@ pub(crate) struct Node {
 /// Time, inode and size of the state file: it is replaced as a whole, so one of them changes.
 type Version = Option<(i64, i64, u64, u64)>;
 
-#[derive(Default)]
-struct CachedState {
-    read: Option<(Version, Answer<Arc<State>>)>,
+/// Content of a file as it was read last.
+struct Cached<T>(Mutex<Option<(Version, Answer<Arc<T>>)>>);
+
+impl<T> Default for Cached<T> {
+    fn default() -> Self {
+        Cached(Mutex::default())
+    }
+}
+
+impl<T> Cached<T> {
+    /// The content now: read again when the file has changed.
+    fn get(&self, path: &Path, read: impl FnOnce() -> Answer<T>) -> Answer<Arc<T>> {
+        let version = fs::metadata(path)
+            .ok()
+            .map(|file| (file.mtime(), file.mtime_nsec(), file.ino(), file.size()));
+        let mut cache = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((cached, answer)) = cache.as_ref()
+            && *cached == version
+        {
+            return answer.clone();
+        }
+        let answer = read().map(Arc::new);
+        *cache = Some((version, answer.clone()));
+        answer
+    }
+}
+
+/// What the driver has made of the GPUs.
+pub(crate) struct Driver {
+    /// The GPUs with the MIG instances that they have now, by their place.
+    pub(crate) gpus: Vec<Gpu>,
+    /// Settings that programs have made.
+    pub(crate) settings: DriverState,
 }
 
 impl Node {
@@ -72,8 +112,10 @@ impl Node {
             gpus,
             cuda_driver_version: scenario.cuda_driver_version().map_err(refuse)?,
             driver_major: scenario.driver_major(),
-            driver_version: scenario.driver_version,
-            state: Mutex::default(),
+            scenario,
+            state: Cached::default(),
+            driver: Cached::default(),
+            marks: GpuMarks::open(dir).ok(),
             event_sets: EventSets::default(),
             initialised: Mutex::default(),
         })
@@ -84,12 +126,17 @@ impl Node {
         &self.dir
     }
 
-    /// The GPU at a place in the scenario.
+    /// The scenario.
+    pub(crate) fn scenario(&self) -> &Scenario {
+        &self.scenario
+    }
+
+    /// The GPU at a place in the scenario, as that has it.
     pub(crate) fn gpu(&self, place: usize) -> Option<&Gpu> {
         self.gpus.get(place)
     }
 
-    /// The GPUs that the first `nvmlInit` found, by NVML index, each with its place in the scenario.
+    /// The GPUs that the first `nvmlInit` found as the scenario has them, by NVML index, each with its place there.
     pub(crate) fn listed(&self) -> impl Iterator<Item = (usize, &Gpu)> {
         self.listed
             .iter()
@@ -103,12 +150,12 @@ impl Node {
 
     /// Version of the driver.
     pub(crate) fn driver_version(&self) -> &str {
-        &self.driver_version
+        &self.scenario.driver_version
     }
 
     /// NVML's own version: the CUDA major version and that of the driver.
     pub(crate) fn nvml_version(&self) -> String {
-        format!("{}.{}", self.cuda_driver_version / 1000, self.driver_version)
+        format!("{}.{}", self.cuda_driver_version / 1000, self.driver_version())
     }
 
     /// 13000 for CUDA 13.0.
@@ -136,20 +183,24 @@ impl Node {
 
     /// The state now: read again when the file has changed.
     pub(crate) fn state(&self) -> Answer<Arc<State>> {
-        let version = fs::metadata(self.dir.join(STATE_FILE))
-            .ok()
-            .map(|file| (file.mtime(), file.mtime_nsec(), file.ino(), file.size()));
-        let mut cache = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((cached, answer)) = &cache.read
-            && *cached == version
-        {
-            return answer.clone();
-        }
-        let answer = State::load(&self.dir)
-            .map(Arc::new)
-            .map_err(|error| refuse(STATE_FILE, &error));
-        cache.read = Some((version, answer.clone()));
-        answer
+        self.state.get(&self.dir.join(STATE_FILE), || {
+            State::load(&self.dir).map_err(|error| refuse(STATE_FILE, &error))
+        })
+    }
+
+    /// The GPUs and settings now: read again when the file has changed.
+    pub(crate) fn driver(&self) -> Answer<Arc<Driver>> {
+        self.driver.get(&self.dir.join(DRIVER_FILE), || {
+            let settings = DriverState::load(&self.dir).map_err(|error| refuse(DRIVER_FILE, &error))?;
+            let gpus = self.gpus.iter().map(|gpu| settings.divided(gpu)).collect();
+            Ok(Driver { gpus, settings })
+        })
+    }
+
+    /// Returns true if another process has a GPU open.
+    pub(crate) fn is_open_elsewhere(&self, gpu: u32) -> bool {
+        let marks = self.marks.as_ref();
+        marks.is_some_and(|marks| marks.is_open_elsewhere(gpu).unwrap_or_default())
     }
 
     /// Waits until no call hangs in the driver, and returns the state then. `gpu` is the index of the GPU that the call is about.
@@ -164,6 +215,10 @@ impl Node {
     /// Initialises a GPU for the first call of this process, which takes its time.
     fn initialise(&self, place: usize, gpu: u32, state: &GpuState) {
         let is_first = self.initialised().insert(place);
+        if is_first && let Some(marks) = &self.marks {
+            // Without its mark a GPU seems not to be open here.
+            let _ = marks.mark(gpu);
+        }
         let keeps = || DriverState::load(&self.dir).is_ok_and(|driver| driver.gpu(gpu).persistence);
         if is_first && state.init_ms > 0 && !keeps() {
             thread::sleep(Duration::from_millis(state.init_ms));
@@ -190,6 +245,7 @@ pub(crate) struct GpuCall {
     node: Arc<Node>,
     index: usize,
     state: GpuState,
+    driver: Arc<Driver>,
 }
 
 impl GpuCall {
@@ -209,10 +265,20 @@ impl GpuCall {
             return Err(code);
         }
         node.initialise(index, gpu.index, &state);
-        match state.failure(function) {
-            Some(code) => Err(code),
-            None => Ok(GpuCall { node, index, state }),
+        let time = Duration::from_millis(state.delay_ms(function));
+        if !time.is_zero() {
+            resource_manager::spend(&node.dir, time)?;
         }
+        if let Some(code) = state.failure(function) {
+            return Err(code);
+        }
+        let driver = node.driver()?;
+        Ok(GpuCall {
+            node,
+            index,
+            state,
+            driver,
+        })
     }
 
     /// The node of the GPU.
@@ -230,9 +296,19 @@ impl GpuCall {
         DeviceHandle::of_gpu(self.index)
     }
 
-    /// Returns its hardware, which never changes.
+    /// Returns its hardware, of which only the MIG instances change.
     pub(crate) fn hardware(&self) -> Answer<&Gpu> {
-        self.node.gpus.get(self.index).ok_or(ReturnCode::Unknown)
+        self.driver.gpus.get(self.index).ok_or(ReturnCode::Unknown)
+    }
+
+    /// Returns its hardware as the scenario has it.
+    pub(crate) fn described(&self) -> Answer<&Gpu> {
+        self.node.gpu(self.index).ok_or(ReturnCode::Unknown)
+    }
+
+    /// Returns the settings that programs have made.
+    pub(crate) fn settings(&self) -> &DriverState {
+        &self.driver.settings
     }
 
     /// Returns its current state.
@@ -248,13 +324,16 @@ pub(crate) struct MigCall {
 }
 
 impl MigCall {
-    /// Begins a call of `function`; an error when the GPU is lost or the function made to fail.
-    pub(crate) fn begin(node: Arc<Node>, index: usize, place: usize, function: &str) -> Answer<Self> {
-        let call = MigCall {
-            gpu: GpuCall::begin(node, index, function)?,
-            place,
-        };
-        call.instances()?;
+    /// Begins a call of `function` on the MIG device with a [`compute_number`]; an error when it is gone, the GPU lost or
+    /// the function made to fail.
+    pub(crate) fn begin(node: Arc<Node>, index: usize, number: usize, function: &str) -> Answer<Self> {
+        let gpu = GpuCall::begin(node, index, function)?;
+        let place = gpu
+            .hardware()?
+            .mig_devices()
+            .position(|(instance, compute)| compute_number(instance.id, compute.id, compute.serial) == number)
+            .ok_or(ReturnCode::InvalidArgument)?;
+        let call = MigCall { gpu, place };
         match u32::try_from(place)
             .ok()
             .and_then(|place| call.gpu.state.mig_failure(place, function))

@@ -12,8 +12,17 @@ use crate::library::Answer;
 /// Interval between checks of a hang.
 const RECHECK: Duration = Duration::from_millis(20);
 
+/// Lets a call take its time in the driver. Such calls wait for one another, in every process of the node in `dir`.
+pub(crate) fn spend(dir: &Path, time: Duration) -> Answer {
+    let lock = File::open(dir.join(SCENARIO_FILE)).map_err(|_| ReturnCode::Unknown)?;
+    lock.lock().map_err(|_| ReturnCode::Unknown)?;
+    thread::sleep(time);
+    Ok(())
+}
+
 /// Waits until no call hangs, and returns the state then. A call on `gpu` holds the lock itself while that GPU hangs. The lock is
-/// one on the scenario file in `dir`, which every process of a node can open; nobody takes it while no GPU hangs.
+/// one on the scenario file in `dir`, which every process of a node can open; while no GPU hangs, only calls that take their time
+/// take it.
 pub(crate) fn wait(dir: &Path, gpu: Option<u32>, state: impl Fn() -> Answer<Arc<State>>) -> Answer<Arc<State>> {
     let mut opened = None;
     loop {

@@ -42,12 +42,18 @@ fn memory(gpu: &Gpu, state: &GpuState) -> Memory {
     }
 }
 
-/// Nothing runs in a simulated instance, and what the driver keeps is not part of it.
-fn instance_memory(instance: &GpuInstance) -> Memory {
+/// Compute instances share the memory of their GPU instance. What the driver keeps is not part of it.
+fn instance_memory(instance: &GpuInstance, state: &GpuState) -> Memory {
     let total = instance.profile.memory_mib << 20;
+    let inside = state.processes.iter().filter(|process| {
+        let place = process.instance;
+        place.is_some_and(|(gpu_instance, _)| gpu_instance == instance.id)
+    });
+    let used_mib = inside.fold(0_u64, |sum, process| sum.saturating_add(process.memory_mib));
+    let used = used_mib.min(instance.profile.memory_mib) << 20;
     Memory {
-        used: 0,
-        free: total,
+        used,
+        free: total - used,
         reserved: 0,
         total,
     }
@@ -57,7 +63,7 @@ fn instance_memory(instance: &GpuInstance) -> Memory {
 pub(crate) fn device_memory(device: &Device) -> Answer<Memory> {
     Ok(match device {
         Device::Gpu(gpu) => memory(gpu.hardware()?, gpu.state()),
-        Device::Mig(mig) => instance_memory(mig.instances()?.0),
+        Device::Mig(mig) => instance_memory(mig.instances()?.0, mig.parent().state()),
     })
 }
 
@@ -93,30 +99,37 @@ pub(crate) fn memory_v2(memory: &Memory, version: u32) -> nvmlMemory_v2_t {
     }
 }
 
-/// Processes of one kind, in the form of versions 2 and 3.
-pub(crate) fn processes(state: &GpuState, kind: ProcessKind) -> Vec<nvmlProcessInfo_v2_t> {
-    of_kind(state, kind)
-        .map(|process| nvmlProcessInfo_v2_t {
-            pid: process.pid,
-            usedGpuMemory: process.memory_mib << 20,
-            gpuInstanceId: NO_INSTANCE,
-            computeInstanceId: NO_INSTANCE,
+/// Processes of one kind, in the form of versions 2 and 3: those of a GPU with its MIG devices, or of one MIG device.
+pub(crate) fn processes(device: &Device, kind: ProcessKind) -> Answer<Vec<nvmlProcessInfo_v2_t>> {
+    let of_kind = of_kind(device.gpu().state(), kind, device.instance_ids()?);
+    Ok(of_kind
+        .map(|process| {
+            let (gpu_instance, compute_instance) = process.instance.unwrap_or((NO_INSTANCE, NO_INSTANCE));
+            nvmlProcessInfo_v2_t {
+                pid: process.pid,
+                usedGpuMemory: process.memory_mib << 20,
+                gpuInstanceId: gpu_instance,
+                computeInstanceId: compute_instance,
+            }
         })
-        .collect()
+        .collect())
 }
 
 /// Processes of one kind, in the form of version 1.
-pub(crate) fn processes_v1(state: &GpuState, kind: ProcessKind) -> Vec<nvmlProcessInfo_v1_t> {
-    of_kind(state, kind)
+pub(crate) fn processes_v1(device: &Device, kind: ProcessKind) -> Answer<Vec<nvmlProcessInfo_v1_t>> {
+    let of_kind = of_kind(device.gpu().state(), kind, device.instance_ids()?);
+    Ok(of_kind
         .map(|process| nvmlProcessInfo_v1_t {
             pid: process.pid,
             usedGpuMemory: process.memory_mib << 20,
         })
-        .collect()
+        .collect())
 }
 
-fn of_kind(state: &GpuState, kind: ProcessKind) -> impl Iterator<Item = &GpuProcess> {
-    state.processes.iter().filter(move |process| process.kind == kind)
+/// Processes of one kind, in one MIG device or anywhere on the GPU.
+fn of_kind(state: &GpuState, kind: ProcessKind, instance: Option<(u32, u32)>) -> impl Iterator<Item = &GpuProcess> {
+    let processes = state.processes.iter();
+    processes.filter(move |process| process.kind == kind && (instance.is_none() || process.instance == instance))
 }
 
 /// Degrees Celsius.

@@ -162,6 +162,12 @@ impl Board {
         self.nvlink.is_none_or(|ports| !ports.base_board)
     }
 
+    /// The MIG mode is kept in the board and takes a reset to change: boards before Hopper. Newer ones change it at once, and
+    /// forget it with the driver.
+    pub fn keeps_mig_mode(&self) -> bool {
+        (self.architecture as u32) < Architecture::Hopper as u32
+    }
+
     /// Bad memory rows are remapped (Ampere data centre boards and newer) and pages not retired.
     pub fn remaps_rows(&self) -> bool {
         self.architecture as u32 >= Architecture::Ampere as u32

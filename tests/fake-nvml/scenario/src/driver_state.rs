@@ -1,20 +1,23 @@
-//! Settings that programs make through the library; the driver keeps them until a reboot.
+//! Settings that programs make through the library; the driver keeps them until a reboot, and boards some MIG modes longer.
 
-use std::{collections::BTreeMap, fs, io, path::Path};
+use std::{collections::BTreeMap, fs, io, mem, path::Path};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{StateError, shared_file};
+use crate::{Gpu, MigState, ReturnCode, Scenario, StateError, shared_file};
 
 /// Name of the file, in the folder of the library. It is missing until something is set.
 pub const DRIVER_FILE: &str = "gpunode-driver.yaml";
 
-/// The modes of every GPU, by index.
+/// The modes and the MIG instances of every GPU, by index.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct DriverState {
     /// Modes by GPU index; a GPU that is not there has those of a boot.
     pub gpus: BTreeMap<u32, GpuModes>,
+    /// MIG by GPU index; a GPU that is not there has that of the scenario.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub mig: BTreeMap<u32, MigState>,
 }
 
 /// Modes of one GPU.
@@ -74,8 +77,57 @@ impl DriverState {
         })
     }
 
-    /// Clears the state, as a reboot does.
-    pub(crate) fn forget(dir: &Path) -> Result<(), StateError> {
+    /// A GPU of the scenario with the MIG instances that it has now.
+    pub fn divided(&self, gpu: &Gpu) -> Gpu {
+        let mut gpu = gpu.clone();
+        if let Some(mig) = self.mig.get(&gpu.index) {
+            gpu.mig = mig.on(gpu.board);
+        }
+        gpu
+    }
+
+    /// Changes MIG on one GPU of the node whose library is in `dir`; `gpu` is as the scenario has it. A change that fails
+    /// changes nothing.
+    pub fn update_mig<T>(
+        dir: &Path,
+        gpu: &Gpu,
+        change: impl FnOnce(&mut MigState) -> Result<T, ReturnCode>,
+    ) -> Result<Result<T, ReturnCode>, StateError> {
+        shared_file::update(&dir.join(DRIVER_FILE), |state: &mut Self| {
+            let mut mig = state.mig_of(gpu);
+            let done = change(&mut mig)?;
+            state.mig.insert(gpu.index, mig);
+            Ok(done)
+        })
+    }
+
+    /// MIG of a GPU, which is as the scenario has it.
+    pub fn mig_of(&self, gpu: &Gpu) -> MigState {
+        self.mig.get(&gpu.index).cloned().unwrap_or_else(|| MigState::of(gpu))
+    }
+
+    /// Forgets what the driver forgets when it is loaded, as at a boot.
+    pub(crate) fn reload(dir: &Path, scenario: &Scenario) -> Result<(), StateError> {
+        let has_mig = !Self::load(dir)?.mig.is_empty();
+        if !has_mig && (scenario.divided_at_boot || scenario.mig.is_empty()) {
+            return Self::forget(dir);
+        }
+        let gpus = scenario.gpus()?;
+        shared_file::update(&dir.join(DRIVER_FILE), |state: &mut Self| {
+            let before = mem::take(state);
+            for gpu in &gpus {
+                let is_changed = before.mig.contains_key(&gpu.index);
+                if is_changed || (gpu.mig.is_some() && !scenario.divided_at_boot) {
+                    let mut mig = before.mig_of(gpu);
+                    mig.reload(gpu.board);
+                    state.mig.insert(gpu.index, mig);
+                }
+            }
+        })
+    }
+
+    /// Clears the state.
+    fn forget(dir: &Path) -> Result<(), StateError> {
         let path = dir.join(DRIVER_FILE);
         match fs::remove_file(&path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {

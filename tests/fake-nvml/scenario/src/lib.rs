@@ -4,7 +4,7 @@
 //! [`SCENARIO_FILE`]) is the hardware and does not change while the node runs. The *state*
 //! ([`State`], [`STATE_FILE`]) is what happens to it: faults, XIDs, processes; tests change it
 //! through [`StateFile`] while other processes have the library loaded. The *driver state*
-//! ([`DriverState`], [`DRIVER_FILE`]) is what programs set through the library, until a reboot.
+//! ([`DriverState`], [`DRIVER_FILE`]) is what programs set through the library, until a reboot: modes and MIG instances.
 //!
 //! This crate knows files and hardware tables, nothing of the C interface.
 
@@ -18,6 +18,7 @@ mod elf_library;
 mod gpu;
 mod mig;
 mod mig_profile;
+mod mig_state;
 mod return_code;
 mod scenario;
 mod shared_file;
@@ -33,10 +34,12 @@ pub use elf_library::shared_library;
 pub use gpu::{Gpu, NvLink, NvLinkEnd};
 pub use mig::{ComputeInstance, GpuInstance, MigGroup};
 pub use mig_profile::{ComputeProfile, Engines, MigProfile};
+pub use mig_state::{ComputeInstanceRecord, GpuInstanceRecord, InstanceKey, MigState};
 pub use return_code::{ReturnCode, UnknownReturnCode};
-pub use scenario::{AdditionalBoards, Fabric, SCENARIO_FILE, Scenario, ScenarioError};
+pub use scenario::{AdditionalBoards, Fabric, MigUuids, SCENARIO_FILE, Scenario, ScenarioError, Virtualization};
 pub use state::{
-    EccCounts, Event, FabricState, GpuProcess, GpuState, ProcessKind, RecoveryAction, RetiredPages, RowRemap, State,
+    EccCounts, Event, FabricState, FailureAt, GpuProcess, GpuState, OpenHandle, ProcessKind, RecoveryAction,
+    RetiredPages, RowRemap, State,
 };
 pub use state_file::{STATE_FILE, StateError, StateFile};
 pub use topology::{DGX1_VOLTA_LINKS, PcieLevel, Topology};

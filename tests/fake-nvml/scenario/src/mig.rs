@@ -1,4 +1,4 @@
-//! MIG instances of a GPU: those of a scenario, placed as its board allows.
+//! MIG instances of a GPU, and those of a scenario, placed as its board allows.
 
 use serde::{Deserialize, Serialize};
 
@@ -26,6 +26,8 @@ pub struct GpuInstance {
     pub profile: MigProfile,
     /// First memory slice.
     pub start: u32,
+    /// Tells it from earlier ones with its id; 0 for those of the scenario.
+    pub serial: u64,
     /// Its compute instances by id, each of which is a MIG device.
     pub compute_instances: Vec<ComputeInstance>,
 }
@@ -39,6 +41,8 @@ pub struct ComputeInstance {
     pub profile: ComputeProfile,
     /// First compute slice.
     pub start: u32,
+    /// Tells it from earlier ones with its id; 0 for those of the scenario.
+    pub serial: u64,
     /// UUID of the MIG device: `MIG-` and five groups of hexadecimal digits, or its place with drivers before 470.
     pub uuid: String,
 }
@@ -47,9 +51,21 @@ impl GpuInstance {
     /// Gives its MIG devices the UUIDs of drivers before 470: `MIG-GPU-.../GPU INSTANCE/COMPUTE INSTANCE`.
     pub(crate) fn name_by_place(&mut self, gpu: &str) {
         for compute in &mut self.compute_instances {
-            compute.uuid = format!("MIG-{gpu}/{}/{}", self.id, compute.id);
+            compute.uuid = name_of_place(gpu, (self.id, compute.id));
         }
     }
+}
+
+/// UUID of a MIG device with drivers before 470.
+pub(crate) fn name_of_place(gpu: &str, (gpu_instance, compute_instance): (u32, u32)) -> String {
+    format!("MIG-{gpu}/{gpu_instance}/{compute_instance}")
+}
+
+/// The id of a GPU instance, as on real boards: 0 is the whole, 1 and 2 the halves, then the quarters.
+pub(crate) fn instance_id(board: &Board, profile: &MigProfile, start: u32) -> u32 {
+    // A GPU with one instance of everything: 8 memory slices, and 4 on boards that have 4 compute slices.
+    let axis = if board.max_mig_devices == 4 { 4 } else { 8 };
+    axis / profile.size - 1 + start / profile.size
 }
 
 /// Reason why instances do not fit.
@@ -111,12 +127,9 @@ pub(crate) fn instances(node: &str, index: u32, board: &Board, names: &[String])
         ))
     })?;
 
-    // A GPU with one instance of everything: 8 memory slices, and 4 on boards that have 4 compute slices.
-    let axis = if board.max_mig_devices == 4 { 4 } else { 8 };
     let mut instances = Vec::new();
     for (Wanted { profile, compute }, start) in wanted.into_iter().zip(starts) {
-        // As on real boards: 0 is the whole, 1 and 2 the halves, then the quarters.
-        let id = axis / profile.size - 1 + start / profile.size;
+        let id = instance_id(board, &profile, start);
         let shapes: Vec<_> = compute
             .iter()
             .map(|compute| (compute.starts.as_slice(), compute.slices))
@@ -129,12 +142,14 @@ pub(crate) fn instances(node: &str, index: u32, board: &Board, names: &[String])
                 uuid: gpu::mig_uuid(node, index, (id, compute_id), &profile.name),
                 profile,
                 start,
+                serial: 0,
             })
             .collect();
         instances.push(GpuInstance {
             id,
             profile,
             start,
+            serial: 0,
             compute_instances,
         });
     }

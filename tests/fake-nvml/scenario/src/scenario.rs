@@ -29,6 +29,16 @@ pub struct Scenario {
     /// GPUs with MIG on, and their instances.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub mig: Vec<MigGroup>,
+    /// `mig` is there again after each boot, as a boot service makes it, on GPUs whose MIG no program has changed. Otherwise
+    /// a boot leaves of it what it leaves of instances that programs have created.
+    #[serde(default = "default_divided_at_boot", skip_serializing_if = "is_true")]
+    pub divided_at_boot: bool,
+    /// UUIDs of MIG devices that programs create.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub mig_uuids: MigUuids,
+    /// Place of the driver among virtual machines.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub virtualization: Virtualization,
     /// The NVLink fabric that the boards of Hopper and newer on an `NVSwitch` have joined. Without it theirs ends at the node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fabric: Option<Fabric>,
@@ -38,6 +48,33 @@ pub struct Scenario {
     /// Newest CUDA version that the driver can run, `MAJOR.MINOR`.
     #[serde(default = "default_cuda_version")]
     pub cuda_version: String,
+}
+
+/// UUIDs of the MIG devices that programs create.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum MigUuids {
+    /// A device with GPU instance, compute instance and profile of an earlier one has its UUID.
+    #[default]
+    Returning,
+    /// Every device has a UUID that none had before.
+    New,
+}
+
+/// `nvmlGpuVirtualizationMode_t`: the place of the driver among virtual machines.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[repr(u32)]
+pub enum Virtualization {
+    /// On the machine itself.
+    #[default]
+    None = 0,
+    /// In a virtual machine that has whole GPUs. It cannot reset them.
+    Passthrough = 1,
+    /// In a virtual machine that has parts of GPUs. It cannot divide them.
+    Vgpu = 2,
+    /// On the machine itself, which gives parts of GPUs to virtual machines.
+    HostVgpu = 3,
+    /// On the machine itself, which gives graphics to virtual machines.
+    HostVsga = 4,
 }
 
 /// More boards in the same node, on a PCI domain of their own.
@@ -147,6 +184,19 @@ fn default_cuda_version() -> String {
     "13.0".to_owned()
 }
 
+fn default_divided_at_boot() -> bool {
+    true
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
+fn is_true(value: &bool) -> bool {
+    *value
+}
+
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
+
 /// The boards of one entry, looked up and checked.
 struct Group {
     board: &'static Board,
@@ -166,6 +216,9 @@ impl Scenario {
             topology,
             additional: Vec::new(),
             mig: Vec::new(),
+            divided_at_boot: default_divided_at_boot(),
+            mig_uuids: MigUuids::default(),
+            virtualization: Virtualization::default(),
             fabric: None,
             driver_version: default_driver_version(),
             cuda_version: default_cuda_version(),
@@ -204,6 +257,17 @@ impl Scenario {
     pub fn driver_major(&self) -> u32 {
         let major = self.driver_version.split('.').next();
         major.and_then(|major| major.parse().ok()).unwrap_or_default()
+    }
+
+    /// The UUID of a MIG device with these ids that a program creates, `serial` being a number that no other had.
+    pub(crate) fn mig_uuid(&self, gpu: &Gpu, instances: (u32, u32), profile: &str, serial: u64) -> String {
+        if self.driver_major() < OPAQUE_MIG_UUIDS_SINCE {
+            return mig::name_of_place(&gpu.uuid, instances);
+        }
+        match self.mig_uuids {
+            MigUuids::Returning => gpu::mig_uuid(&self.node, gpu.index, instances, profile),
+            MigUuids::New => gpu::mig_uuid(&self.node, gpu.index, instances, &format!("{profile} {serial}")),
+        }
     }
 
     /// UUID and clique of the fabric beyond the node; all zero without one.

@@ -41,6 +41,16 @@ pub struct GpuState {
     /// Calls that fail on one MIG device alone, by its NVML index and by function name; looking it
     /// up by that index is one of them.
     pub failing_mig: BTreeMap<u32, BTreeMap<String, ReturnCode>>,
+    /// Calls that fail on a GPU with exactly so many GPU instances, by function name: an error in the midst of several
+    /// changes.
+    pub failing_at: BTreeMap<String, FailureAt>,
+    /// Time that calls take before they do anything, in milliseconds, by function name as in `failing`. These calls wait for
+    /// one another, on any GPU and in any process, as the driver serialises them; others do not wait for them.
+    pub call_ms: BTreeMap<String, u64>,
+    /// Activation status with which a change of the MIG mode ends, which leaves the mode pending.
+    pub mig_activation: Option<ReturnCode>,
+    /// Handles of programs that are no processes on the GPU: monitors, and what they have leaked.
+    pub open_handles: Vec<OpenHandle>,
     /// Codes that every call about one `NVLink` answers, by its number: the numbers of a board may have gaps.
     pub failing_links: BTreeMap<u32, ReturnCode>,
     /// The last XIDs, oldest first.
@@ -67,6 +77,31 @@ pub struct GpuState {
     pub recovery_action: RecoveryAction,
     /// Registration of the GPU in its `NVLink` fabric, on boards that have one.
     pub fabric: FabricState,
+}
+
+/// A failure that depends on how many GPU instances there are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct FailureAt {
+    /// Number of GPU instances on the GPU before the call.
+    pub instances: usize,
+    /// The answer.
+    pub code: ReturnCode,
+}
+
+/// A handle that a program keeps open. Like a process it makes what it is about `IN_USE`, but no list of NVML has it. A leaked one
+/// looks the same, and stays until it is taken out.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct OpenHandle {
+    /// Name of the program, for whoever reads the file.
+    pub program: String,
+    /// GPU instance that it is about; none: the whole GPU, which keeps boards before Hopper from changing the MIG mode.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpu_instance: Option<u32>,
+    /// Compute instance that it is about; none: the GPU instance alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub compute_instance: Option<u32>,
 }
 
 /// An XID that happened.
@@ -96,6 +131,9 @@ pub struct GpuProcess {
     /// Kind of its work on the GPU.
     #[serde(default)]
     pub kind: ProcessKind,
+    /// Ids of GPU instance and compute instance in which it runs; none without MIG.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub instance: Option<(u32, u32)>,
 }
 
 /// Kind of work of a process on a GPU; NVML has a list for each kind.
@@ -205,6 +243,38 @@ impl GpuState {
         failure(&self.failing, function)
     }
 
+    /// The code that `function` answers on a GPU with so many GPU instances, if it is made to fail then.
+    pub fn failure_at(&self, function: &str, instances: usize) -> Option<ReturnCode> {
+        let failure = of_function(&self.failing_at, function)?;
+        (failure.instances == instances).then_some(failure.code)
+    }
+
+    /// Milliseconds that `function` takes.
+    pub fn delay_ms(&self, function: &str) -> u64 {
+        of_function(&self.call_ms, function).copied().unwrap_or_default()
+    }
+
+    /// Returns true if a process or an open handle uses a compute instance, or with none the GPU instance in any way.
+    pub fn uses_instance(&self, gpu_instance: u32, compute_instance: Option<u32>) -> bool {
+        let by_process = self.processes.iter().filter_map(|process| process.instance);
+        let by_process = by_process.map(|(gpu, compute)| (gpu, Some(compute)));
+        let handles = self.open_handles.iter();
+        let by_handle = handles.filter_map(|handle| Some((handle.gpu_instance?, handle.compute_instance)));
+        let mut used = by_process.chain(by_handle);
+        used.any(|(gpu, compute)| gpu == gpu_instance && (compute_instance.is_none() || compute == compute_instance))
+    }
+
+    /// Returns true if something in a MIG instance, or with an open handle, would end with a reset.
+    pub(crate) fn has_mig_users(&self) -> bool {
+        !self.open_handles.is_empty() || self.processes.iter().any(|process| process.instance.is_some())
+    }
+
+    /// Ends them.
+    pub(crate) fn end_mig_users(&mut self) {
+        self.open_handles.clear();
+        self.processes.retain(|process| process.instance.is_none());
+    }
+
     /// The code that `function` answers on a MIG device, if it is made to fail there or on the GPU.
     pub fn mig_failure(&self, mig_index: u32, function: &str) -> Option<ReturnCode> {
         let of_device = self
@@ -216,12 +286,15 @@ impl GpuState {
 }
 
 fn failure(failing: &BTreeMap<String, ReturnCode>, function: &str) -> Option<ReturnCode> {
-    failing
-        .get(function)
-        .or_else(|| failing.get(without_version(function)))
+    of_function(failing, function)
         .copied()
         // A call that succeeds must also answer: success is no failure.
         .filter(|code| *code != ReturnCode::Success)
+}
+
+/// The entry of a function, under its own name or that without a version.
+fn of_function<'a, V>(entries: &'a BTreeMap<String, V>, function: &str) -> Option<&'a V> {
+    entries.get(function).or_else(|| entries.get(without_version(function)))
 }
 
 /// `nvmlDeviceGetMemoryInfo` for `nvmlDeviceGetMemoryInfo_v2`.

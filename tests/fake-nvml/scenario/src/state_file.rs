@@ -8,7 +8,8 @@ use std::{
 use thiserror::Error;
 
 use crate::{
-    DriverState, Event, GpuProcess, GpuState, RecoveryAction, ReturnCode, Scenario, ScenarioError, State, shared_file,
+    DriverState, Event, FailureAt, GpuProcess, GpuState, OpenHandle, RecoveryAction, ReturnCode, Scenario,
+    ScenarioError, State, shared_file,
 };
 
 /// Name of the state file, in the folder of the library. It may be missing.
@@ -85,9 +86,30 @@ impl StateFile {
         DriverState::load(&self.dir)
     }
 
-    /// Forgets what a reboot makes the driver forget: call it when the simulated node reboots.
+    /// Forgets what a reboot makes driver and boards forget: call it when the simulated node reboots, and when its driver is
+    /// unloaded and loaded, which is the same to them. Open handles and processes in MIG instances end.
     pub fn reboot(&self) -> Result<(), StateError> {
-        DriverState::forget(&self.dir)
+        if self.read()?.gpus.values().any(GpuState::has_mig_users) {
+            self.update(|state| state.gpus.values_mut().for_each(GpuState::end_mig_users))?;
+        }
+        DriverState::reload(&self.dir, &Scenario::load(&self.dir)?)
+    }
+
+    /// Resets a GPU: a pending MIG mode comes into force, MIG instances are gone, and with them who used them.
+    pub fn reset_gpu(&self, index: u32) -> Result<(), StateError> {
+        let gpus = Scenario::load(&self.dir)?.gpus()?;
+        let gpu = gpus.iter().find(|gpu| gpu.index == index);
+        let gpu = gpu.ok_or(StateError::UnknownGpu {
+            index,
+            count: gpus.len(),
+        })?;
+        self.update_gpu(index, GpuState::end_mig_users)?;
+        let reset = DriverState::update_mig(&self.dir, gpu, |mig| {
+            mig.reset();
+            Ok(())
+        })?;
+        // The change above refuses nothing.
+        reset.or(Ok(()))
     }
 
     /// Changes the state of one GPU.
@@ -126,6 +148,29 @@ impl StateFile {
         self.update_gpu(gpu, |state| {
             state.failing.insert(function.to_owned(), code);
         })
+    }
+
+    /// Makes a function fail on a GPU while it has exactly so many GPU instances: in the midst of several changes.
+    pub fn fail_at(&self, gpu: u32, instances: usize, function: &str, code: ReturnCode) -> Result<(), StateError> {
+        check_function(function)?;
+        self.update_gpu(gpu, |state| {
+            state
+                .failing_at
+                .insert(function.to_owned(), FailureAt { instances, code });
+        })
+    }
+
+    /// Makes a function take a time on a GPU, in milliseconds; 0 ends that.
+    pub fn delay(&self, gpu: u32, function: &str, ms: u64) -> Result<(), StateError> {
+        check_function(function)?;
+        self.update_gpu(gpu, |state| {
+            state.call_ms.insert(function.to_owned(), ms);
+        })
+    }
+
+    /// Sets the handles that programs keep open, or have leaked, on a GPU.
+    pub fn set_open_handles(&self, gpu: u32, handles: Vec<OpenHandle>) -> Result<(), StateError> {
+        self.update_gpu(gpu, |state| state.open_handles = handles)
     }
 
     /// Makes a function fail on one MIG device of a GPU, by its NVML index.
@@ -169,6 +214,7 @@ impl StateFile {
             *state = GpuState {
                 xids: broken.xids,
                 processes: broken.processes,
+                open_handles: broken.open_handles,
                 memory_used_mib: broken.memory_used_mib,
                 utilization_percent: broken.utilization_percent,
                 temperature_c: broken.temperature_c,

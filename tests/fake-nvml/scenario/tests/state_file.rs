@@ -5,8 +5,8 @@
 use std::{fs, thread};
 
 use gpunode_scenario::{
-    ComputeMode, DriverState, GpuProcess, GpuState, ProcessKind, RecoveryAction, ReturnCode, STATE_FILE, Scenario,
-    State, StateError, StateFile, Topology,
+    ComputeMode, DriverState, GpuProcess, GpuState, MigGroup, MigState, OpenHandle, ProcessKind, RecoveryAction,
+    ReturnCode, STATE_FILE, Scenario, State, StateError, StateFile, Topology,
 };
 
 fn node() -> (tempfile::TempDir, StateFile) {
@@ -66,6 +66,7 @@ fn repaired_gpu_keeps_its_work_and_its_xids_alone() {
         pid: 7,
         memory_mib: 900,
         kind: ProcessKind::Compute,
+        instance: None,
     };
     state.set_processes(0, vec![work.clone()]).unwrap();
     let event = state
@@ -134,4 +135,89 @@ fn what_programs_set_lasts_until_a_reboot() {
     state.reboot().unwrap();
     assert_eq!(state.driver().unwrap(), DriverState::default());
     assert!(state.read().unwrap().gpu(1).lost, "a broken GPU is not mended by it");
+}
+
+fn divided(board: &str) -> (tempfile::TempDir, StateFile, Scenario) {
+    let dir = tempfile::tempdir().unwrap();
+    let mut scenario = Scenario::new("n", board, 2, Topology::NvSwitch);
+    scenario.mig = vec![MigGroup {
+        gpus: vec![0, 1],
+        instances: vec!["1g.10gb".to_owned()],
+    }];
+    scenario.save(dir.path()).unwrap();
+    let state = StateFile::open(dir.path()).unwrap();
+    (dir, state, scenario)
+}
+
+/// For each GPU the number of its MIG devices; none with the mode off.
+fn devices(state: &StateFile, scenario: &Scenario) -> Vec<Option<usize>> {
+    let driver = state.driver().unwrap();
+    let gpus = scenario.gpus().unwrap().into_iter();
+    gpus.map(|gpu| driver.divided(&gpu))
+        .map(|gpu| gpu.mig.as_ref().map(|_| gpu.mig_devices().count()))
+        .collect()
+}
+
+#[test]
+fn a_boot_leaves_no_instance_that_a_program_created_and_the_mode_before_hopper_alone() {
+    for (board, after) in [("NVIDIA A100-SXM4-80GB", Some(0)), ("NVIDIA H100 80GB HBM3", None)] {
+        let (dir, state, scenario) = divided(board);
+        let gpu = scenario.gpus().unwrap().remove(1);
+        let profile = gpu.board.mig_profiles().remove(0);
+        let create = |mig: &mut MigState| mig.create_instance(gpu.board, &profile, None);
+        DriverState::update_mig(dir.path(), &gpu, create).unwrap().unwrap();
+        state.reboot().unwrap();
+        assert_eq!(devices(&state, &scenario), [Some(1), after], "{board}");
+        state.reboot().unwrap();
+        assert_eq!(devices(&state, &scenario), [Some(1), after], "{board}");
+    }
+}
+
+#[test]
+fn the_instances_of_the_scenario_outlive_a_boot_unless_it_says_otherwise() {
+    let (dir, state, mut scenario) = divided("NVIDIA A100-SXM4-80GB");
+    state.reboot().unwrap();
+    assert_eq!(devices(&state, &scenario), [Some(1), Some(1)]);
+    scenario.divided_at_boot = false;
+    scenario.save(dir.path()).unwrap();
+    assert_eq!(devices(&state, &scenario), [Some(1), Some(1)]);
+    state.reboot().unwrap();
+    assert_eq!(devices(&state, &scenario), [Some(0), Some(0)]);
+}
+
+#[test]
+fn a_reset_ends_instances_and_their_users_and_no_others() {
+    let (_dir, state, scenario) = divided("NVIDIA H100 80GB HBM3");
+    let monitor = || OpenHandle {
+        program: "dcgm".to_owned(),
+        gpu_instance: Some(13),
+        compute_instance: None,
+    };
+    for gpu in [0, 1] {
+        state.set_open_handles(gpu, vec![monitor()]).unwrap();
+    }
+    state.reset_gpu(0).unwrap();
+    assert_eq!(devices(&state, &scenario), [Some(0), Some(1)]);
+    let now = state.read().unwrap();
+    assert!(now.gpu(0).open_handles.is_empty());
+    assert_eq!(now.gpu(1).open_handles, [monitor()]);
+    assert!(now.gpu(1).uses_instance(13, None) && !now.gpu(1).uses_instance(13, Some(0)));
+    assert!(matches!(
+        state.reset_gpu(2),
+        Err(StateError::UnknownGpu { index: 2, count: 2 })
+    ));
+    state.reboot().unwrap();
+    assert!(state.read().unwrap().gpu(1).open_handles.is_empty());
+}
+
+#[test]
+fn a_change_that_fails_leaves_the_gpu_as_the_scenario_has_it() {
+    let (dir, state, scenario) = divided("NVIDIA A100-SXM4-80GB");
+    let gpu = scenario.gpus().unwrap().remove(0);
+    let refused = DriverState::update_mig(dir.path(), &gpu, |mig| {
+        mig.set_mode(false);
+        Err::<(), _>(ReturnCode::InUse)
+    });
+    assert_eq!(refused.unwrap(), Err(ReturnCode::InUse));
+    assert_eq!(state.driver().unwrap(), DriverState::default());
 }

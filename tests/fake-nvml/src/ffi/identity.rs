@@ -70,6 +70,13 @@ extern "C" fn nvmlDeviceGetSerial(device: DeviceHandle, serial: OutText, length:
 }
 
 #[unsafe(no_mangle)]
+extern "C" fn nvmlDeviceGetVirtualizationMode(device: DeviceHandle, mode: Out<c_uint>) -> nvmlReturn_t {
+    on_gpu("nvmlDeviceGetVirtualizationMode", device, |gpu| {
+        mode.set(gpu.node().scenario().virtualization as u32)
+    })
+}
+
+#[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetBrand(device: DeviceHandle, brand: Out<c_uint>) -> nvmlReturn_t {
     on_gpu("nvmlDeviceGetBrand", device, |gpu| {
         brand.set(gpu.hardware()?.board.brand() as u32)

@@ -73,8 +73,7 @@ extern "C" fn nvmlDeviceGetHandleByUUID(uuid: InText, device: Out<DeviceHandle>)
         device.require()?;
         let uuid = uuid.get()?;
         inventory::search(&*library::node()?)?;
-        if let Some((gpu, place)) = inventory::find_mig(&*library::node()?, &uuid) {
-            let handle = DeviceHandle::of_mig(gpu, place);
+        if let Some(handle) = inventory::find_mig(&*library::node()?, &uuid)? {
             return library::device("nvmlDeviceGetHandleByUUID", handle).and_then(|_| device.set(handle));
         }
         let place = inventory::find(&*library::node()?, |gpu| gpu.uuid == uuid)?;

@@ -2,7 +2,7 @@
 
 use std::ffi::c_uint;
 
-use gpunode_scenario::{GpuInstance, ReturnCode};
+use gpunode_scenario::{ComputeInstance, GpuInstance, ReturnCode};
 use nvml_wrapper_sys::bindings::{
     nvmlComputeInstanceInfo_t, nvmlComputeInstancePlacement_t, nvmlDeviceAttributes_t, nvmlGpuInstanceInfo_t,
     nvmlGpuInstancePlacement_t, nvmlReturn_t,
@@ -13,7 +13,7 @@ use super::{
     pointer::{Out, OutArray},
 };
 use crate::{
-    handle::{ComputeInstanceHandle, DeviceHandle, GpuInstanceHandle},
+    handle::{ComputeInstanceHandle, DeviceHandle, GpuInstanceHandle, compute_number, instance_number},
     library::{self, Answer, Device},
     mig,
     node::GpuCall,
@@ -22,7 +22,7 @@ use crate::{
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetMigMode(device: DeviceHandle, current: Out<c_uint>, pending: Out<c_uint>) -> nvmlReturn_t {
     on_gpu("nvmlDeviceGetMigMode", device, |gpu| {
-        let mode = mig::mode(gpu.hardware()?)?;
+        let mode = mig::mode(gpu)?;
         current.require()?;
         pending.set(mode.1)?;
         current.set(mode.0)
@@ -51,10 +51,10 @@ extern "C" fn nvmlDeviceGetMigDeviceHandleByIndex(
 ) -> nvmlReturn_t {
     on_gpu("nvmlDeviceGetMigDeviceHandleByIndex", device, |gpu| {
         mig_device.require()?;
-        let place = mig::device(gpu.hardware()?, index)?;
+        let number = mig::device(gpu.hardware()?, index)?;
         match gpu.state().mig_failure(index, "nvmlDeviceGetMigDeviceHandleByIndex") {
             Some(code) => Err(code),
-            None => mig_device.set(DeviceHandle::of_mig(gpu.index(), place)),
+            None => mig_device.set(DeviceHandle::of_mig(gpu.index(), number)),
         }
     })
 }
@@ -165,9 +165,7 @@ extern "C" fn nvmlDeviceGetGpuInstances(
     on_gpu("nvmlDeviceGetGpuInstances", device, |gpu| {
         let instances = mig::instances(gpu.hardware()?)?.iter();
         let of_profile = instances.filter(|instance| instance.profile.id == profile);
-        let handles: Vec<_> = of_profile
-            .map(|instance| GpuInstanceHandle::of(gpu.index(), instance.id))
-            .collect();
+        let handles: Vec<_> = of_profile.map(|instance| instance_handle(gpu, instance)).collect();
         whole_list(&list, &count, &handles)
     })
 }
@@ -180,8 +178,17 @@ extern "C" fn nvmlDeviceGetGpuInstanceById(
 ) -> nvmlReturn_t {
     on_gpu("nvmlDeviceGetGpuInstanceById", device, |gpu| {
         let found = mig::instance(gpu.hardware()?, id)?;
-        instance.set(GpuInstanceHandle::of(gpu.index(), found.id))
+        instance.set(instance_handle(gpu, found))
     })
+}
+
+fn instance_handle(gpu: &GpuCall, instance: &GpuInstance) -> GpuInstanceHandle {
+    GpuInstanceHandle::of(gpu.index(), instance_number(instance.id, instance.serial))
+}
+
+fn compute_handle(gpu: &GpuCall, instance: &GpuInstance, compute: &ComputeInstance) -> ComputeInstanceHandle {
+    let number = compute_number(instance.id, compute.id, compute.serial);
+    ComputeInstanceHandle::of(gpu.index(), number)
 }
 
 /// A call of `function` on a GPU instance.
@@ -191,13 +198,27 @@ pub(super) fn on_instance(
     body: impl FnOnce(&GpuCall, &GpuInstance) -> Answer,
 ) -> nvmlReturn_t {
     answer(|| {
-        let (index, id) = instance.named().ok_or(ReturnCode::InvalidArgument)?;
+        let (index, number) = instance.named().ok_or(ReturnCode::InvalidArgument)?;
         let gpu = library::gpu_at(function, index)?;
-        // A handle of what is gone is as good as one that never was.
-        body(
-            &gpu,
-            mig::instance(gpu.hardware()?, id).map_err(|_| ReturnCode::InvalidArgument)?,
-        )
+        body(&gpu, mig::numbered_instance(gpu.hardware()?, number)?)
+    })
+}
+
+/// A call of `function` on a compute instance: `body` takes the GPU, the handle of the MIG device, and the instances.
+pub(super) fn on_compute_instance(
+    function: &str,
+    compute: ComputeInstanceHandle,
+    body: impl FnOnce(&GpuCall, DeviceHandle, (&GpuInstance, &ComputeInstance)) -> Answer,
+) -> nvmlReturn_t {
+    answer(|| {
+        let (index, number) = compute.named().ok_or(ReturnCode::InvalidArgument)?;
+        let gpu = library::gpu_at(function, index)?;
+        let found = gpu
+            .hardware()?
+            .mig_devices()
+            .find(|(instance, compute)| compute_number(instance.id, compute.id, compute.serial) == number)
+            .ok_or(ReturnCode::InvalidArgument)?;
+        body(&gpu, DeviceHandle::of_mig(index, number), found)
     })
 }
 
@@ -251,12 +272,8 @@ extern "C" fn nvmlGpuInstanceGetComputeInstances(
             .compute_instances
             .iter()
             .filter(|compute| compute.profile.kind == profile);
-        let handle = |id| ComputeInstanceHandle::of(gpu.index(), instance.id, id);
-        whole_list(
-            &list,
-            &count,
-            &of_profile.map(|compute| handle(compute.id)).collect::<Vec<_>>(),
-        )
+        let handles = of_profile.map(|compute| compute_handle(gpu, instance, compute));
+        whole_list(&list, &count, &handles.collect::<Vec<_>>())
     })
 }
 
@@ -268,52 +285,47 @@ extern "C" fn nvmlGpuInstanceGetComputeInstanceById(
 ) -> nvmlReturn_t {
     on_instance("nvmlGpuInstanceGetComputeInstanceById", instance, |gpu, instance| {
         let found = mig::compute_instance(instance, id)?;
-        compute.set(ComputeInstanceHandle::of(gpu.index(), instance.id, found.id))
+        compute.set(compute_handle(gpu, instance, found))
     })
 }
 
-/// Without a version the device is the GPU, with one it is the MIG device.
 fn compute_instance_info(
-    function: &str,
-    compute: ComputeInstanceHandle,
-    of_mig: bool,
-) -> Answer<nvmlComputeInstanceInfo_t> {
-    let (index, instance, id) = compute.named().ok_or(ReturnCode::InvalidArgument)?;
-    let gpu = library::gpu_at(function, index)?;
-    let hardware = gpu.hardware()?;
-    let mut devices = hardware.mig_devices().enumerate();
-    let (place, (instance, compute)) = devices
-        .find(|(_, (gpu_instance, compute))| (gpu_instance.id, compute.id) == (instance, id))
-        .ok_or(ReturnCode::InvalidArgument)?;
-    let device = if of_mig {
-        DeviceHandle::of_mig(index, place)
-    } else {
-        gpu.handle()
-    };
-    Ok(nvmlComputeInstanceInfo_t {
+    gpu: &GpuCall,
+    device: DeviceHandle,
+    (instance, compute): (&GpuInstance, &ComputeInstance),
+) -> nvmlComputeInstanceInfo_t {
+    nvmlComputeInstanceInfo_t {
         device: device.to_c(),
-        gpuInstance: GpuInstanceHandle::of(index, instance.id).to_c(),
+        gpuInstance: instance_handle(gpu, instance).to_c(),
         id: compute.id,
         profileId: compute.profile.kind,
         placement: nvmlComputeInstancePlacement_t {
             start: compute.start,
             size: compute.profile.slices,
         },
-    })
+    }
 }
 
+/// Without a version the device is the GPU.
 #[unsafe(no_mangle)]
 extern "C" fn nvmlComputeInstanceGetInfo(
     compute: ComputeInstanceHandle,
     info: Out<nvmlComputeInstanceInfo_t>,
 ) -> nvmlReturn_t {
-    answer(|| info.set(compute_instance_info("nvmlComputeInstanceGetInfo", compute, false)?))
+    on_compute_instance("nvmlComputeInstanceGetInfo", compute, |gpu, _, instances| {
+        info.set(compute_instance_info(gpu, gpu.handle(), instances))
+    })
 }
 
+/// With one it is the MIG device.
 #[unsafe(no_mangle)]
 extern "C" fn nvmlComputeInstanceGetInfo_v2(
     compute: ComputeInstanceHandle,
     info: Out<nvmlComputeInstanceInfo_t>,
 ) -> nvmlReturn_t {
-    answer(|| info.set(compute_instance_info("nvmlComputeInstanceGetInfo_v2", compute, true)?))
+    on_compute_instance(
+        "nvmlComputeInstanceGetInfo_v2",
+        compute,
+        |gpu, mig_device, instances| info.set(compute_instance_info(gpu, mig_device, instances)),
+    )
 }

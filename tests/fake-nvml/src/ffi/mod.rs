@@ -18,13 +18,16 @@ use crate::{
     node::{GpuCall, MigCall},
 };
 
+pub(crate) use gpu_marks::GpuMarks;
 pub(crate) use writable_view::WritableView;
 
 mod events;
+mod gpu_marks;
 mod health;
 mod identity;
 mod lookup;
 mod mig;
+mod mig_changes;
 mod mig_profiles;
 mod own_folder;
 mod pointer;

@@ -1,4 +1,4 @@
-//! Processes on a GPU: three lists, each in three versions that differ in the structure alone.
+//! Processes on a GPU or on a MIG device: three lists, each in three versions that differ in the structure alone.
 
 use std::ffi::c_uint;
 
@@ -6,7 +6,7 @@ use gpunode_scenario::{ProcessKind, ReturnCode};
 use nvml_wrapper_sys::bindings::{nvmlProcessInfo_v1_t, nvmlProcessInfo_v2_t, nvmlReturn_t};
 
 use super::{
-    on_gpu,
+    on_device,
     pointer::{Out, OutArray},
 };
 use crate::{handle::DeviceHandle, library::Answer, node::GpuCall, usage};
@@ -33,9 +33,9 @@ fn list_v1(
     count: &Out<c_uint>,
     processes: &OutArray<nvmlProcessInfo_v1_t>,
 ) -> nvmlReturn_t {
-    on_gpu(function, device, |gpu| {
-        require_list(gpu, function, kind)?;
-        processes.set_counted(count, &usage::processes_v1(gpu.state(), kind))
+    on_device(function, device, |device| {
+        require_list(device.gpu(), function, kind)?;
+        processes.set_counted(count, &usage::processes_v1(device, kind)?)
     })
 }
 
@@ -47,9 +47,9 @@ fn list(
     count: &Out<c_uint>,
     processes: &OutArray<nvmlProcessInfo_v2_t>,
 ) -> nvmlReturn_t {
-    on_gpu(function, device, |gpu| {
-        require_list(gpu, function, kind)?;
-        processes.set_counted(count, &usage::processes(gpu.state(), kind))
+    on_device(function, device, |device| {
+        require_list(device.gpu(), function, kind)?;
+        processes.set_counted(count, &usage::processes(device, kind)?)
     })
 }
 

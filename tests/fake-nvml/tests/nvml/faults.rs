@@ -113,7 +113,12 @@ fn a_failing_lookup_hides_one_gpu() {
 #[test]
 fn processes_use_memory() {
     let node = t4();
-    let process = |pid, memory_mib, kind| GpuProcess { pid, memory_mib, kind };
+    let process = |pid, memory_mib, kind| GpuProcess {
+        pid,
+        memory_mib,
+        kind,
+        instance: None,
+    };
     let list = vec![process(7, 1000, ProcessKind::Compute), process(8, 24, ProcessKind::Mps)];
     node.state().set_processes(0, list).unwrap();
 

@@ -10,6 +10,7 @@ mod go_nvml;
 mod health;
 mod links;
 mod mig;
+mod mig_changes;
 mod modes;
 mod node;
 mod raw;

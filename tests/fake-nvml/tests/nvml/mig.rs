@@ -1,4 +1,4 @@
-//! MIG devices that the scenario says exist.
+//! MIG devices that exist, and profiles.
 
 use std::collections::BTreeSet;
 
@@ -136,19 +136,6 @@ fn instances_are_found_by_profile_and_by_id() {
     assert!(
         matches!(gpu.profile_info(5), Err(NvmlError::InvalidArg)) && gpu.profile_info(7).is_ok(),
         "kinds have gaps"
-    );
-}
-
-#[test]
-fn creating_and_destroying_is_not_simulated() {
-    let node = divided();
-    assert!(matches!(
-        node.device(0).set_mig_mode(false),
-        Err(NvmlError::NotSupported)
-    ));
-    assert_eq!(
-        raw_mig::create_and_destroy(node.nvml(), &node.device(0), 7),
-        [ReturnCode::NotSupported.code(); 2]
     );
 }
 

@@ -21,7 +21,7 @@ fn get(nvml: &Nvml) -> ComputeMode {
 }
 
 /// A second process: the library under another name has an own copy of everything.
-fn another_process(node: &TestNode) -> Nvml {
+pub(crate) fn another_process(node: &TestNode) -> Nvml {
     let name = node.dir().join("another-process.so");
     std::fs::copy(node.dir().join("libnvidia-ml.so.1"), &name).unwrap();
     Nvml::builder().lib_path(name.as_os_str()).init().unwrap()

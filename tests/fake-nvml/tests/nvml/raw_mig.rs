@@ -6,8 +6,8 @@ use std::{ffi::CStr, mem, ptr};
 
 use nvml_wrapper::{Device, Nvml};
 use nvml_wrapper_sys::bindings::{
-    nvmlComputeInstance_t, nvmlComputeInstanceInfo_t, nvmlGpuInstance_t, nvmlGpuInstanceInfo_t,
-    nvmlGpuInstancePlacement_t, nvmlGpuInstanceProfileInfo_v2_t,
+    nvmlComputeInstance_t, nvmlComputeInstanceInfo_t, nvmlComputeInstancePlacement_t, nvmlGpuInstance_t,
+    nvmlGpuInstanceInfo_t, nvmlGpuInstancePlacement_t, nvmlGpuInstanceProfileInfo_v2_t,
 };
 
 use crate::raw::{Answer, answer, handle};
@@ -41,7 +41,7 @@ fn gpu_instance_info(nvml: &Nvml, device: &Device, instance: nvmlGpuInstance_t) 
     )
 }
 
-fn gpu_instance_handle(nvml: &Nvml, device: &Device, id: u32) -> Answer<nvmlGpuInstance_t> {
+pub(crate) fn gpu_instance_handle(nvml: &Nvml, device: &Device, id: u32) -> Answer<nvmlGpuInstance_t> {
     let mut instance = ptr::null_mut();
     // SAFETY: there is room for the handle.
     let code = unsafe {
@@ -80,7 +80,12 @@ fn compute_instance_info(nvml: &Nvml, compute: nvmlComputeInstance_t) -> Answer<
     )
 }
 
-pub(crate) fn compute_instance(nvml: &Nvml, device: &Device, instance: u32, id: u32) -> Answer<Instance> {
+pub(crate) fn compute_instance_handle(
+    nvml: &Nvml,
+    device: &Device,
+    instance: u32,
+    id: u32,
+) -> Answer<nvmlComputeInstance_t> {
     let instance = gpu_instance_handle(nvml, device, instance)?;
     let mut compute = ptr::null_mut();
     // SAFETY: there is room for the handle.
@@ -88,7 +93,11 @@ pub(crate) fn compute_instance(nvml: &Nvml, device: &Device, instance: u32, id: 
         nvml.lib()
             .nvmlGpuInstanceGetComputeInstanceById(instance, id, &raw mut compute)
     };
-    compute_instance_info(nvml, answer(code, compute)?)
+    answer(code, compute)
+}
+
+pub(crate) fn compute_instance(nvml: &Nvml, device: &Device, instance: u32, id: u32) -> Answer<Instance> {
+    compute_instance_info(nvml, compute_instance_handle(nvml, device, instance, id)?)
 }
 
 pub(crate) fn compute_instances(nvml: &Nvml, device: &Device, instance: u32, profile: u32) -> Answer<Vec<Instance>> {
@@ -137,16 +146,89 @@ pub(crate) fn profile_name(nvml: &Nvml, device: &Device, kind: u32) -> Answer<St
     answer(code, name.to_str().unwrap().to_owned())
 }
 
-/// Codes of creating a GPU instance and of destroying one.
-pub(crate) fn create_and_destroy(nvml: &Nvml, device: &Device, id: u32) -> [u32; 2] {
-    let instance = gpu_instance_handle(nvml, device, id).unwrap();
-    let mut created = ptr::null_mut();
-    // SAFETY: there is room for the handle.
-    unsafe {
-        [
-            nvml.lib()
-                .nvmlDeviceCreateGpuInstance(handle(device), 19, &raw mut created),
-            nvml.lib().nvmlGpuInstanceDestroy(instance),
-        ]
-    }
+/// Creates a GPU instance of the profile with an id, perhaps at `(first slice, slices)`.
+pub(crate) fn create(
+    nvml: &Nvml,
+    device: &Device,
+    profile: u32,
+    place: Option<(u32, u32)>,
+) -> Answer<nvmlGpuInstance_t> {
+    let (lib, device) = (nvml.lib(), handle(device));
+    let mut instance = ptr::null_mut();
+    let placement = place.map(|(start, size)| nvmlGpuInstancePlacement_t { start, size });
+    // SAFETY: there is room for the handle, and the placement is there.
+    let code = unsafe {
+        match &placement {
+            Some(placement) => {
+                lib.nvmlDeviceCreateGpuInstanceWithPlacement(device, profile, placement, &raw mut instance)
+            }
+            None => lib.nvmlDeviceCreateGpuInstance(device, profile, &raw mut instance),
+        }
+    };
+    answer(code, instance)
+}
+
+pub(crate) fn destroy(nvml: &Nvml, instance: nvmlGpuInstance_t) -> Answer<()> {
+    // SAFETY: the simulated library refuses a handle of what is gone.
+    answer(unsafe { nvml.lib().nvmlGpuInstanceDestroy(instance) }, ())
+}
+
+/// Creates a compute instance of the profile with an id, perhaps at `(first slice, slices)`.
+pub(crate) fn create_compute(
+    nvml: &Nvml,
+    instance: nvmlGpuInstance_t,
+    profile: u32,
+    place: Option<(u32, u32)>,
+) -> Answer<nvmlComputeInstance_t> {
+    let lib = nvml.lib();
+    let mut compute = ptr::null_mut();
+    let placement = place.map(|(start, size)| nvmlComputeInstancePlacement_t { start, size });
+    // SAFETY: there is room for the handle, and the placement is there.
+    let code = unsafe {
+        match &placement {
+            Some(placement) => {
+                lib.nvmlGpuInstanceCreateComputeInstanceWithPlacement(instance, profile, placement, &raw mut compute)
+            }
+            None => lib.nvmlGpuInstanceCreateComputeInstance(instance, profile, &raw mut compute),
+        }
+    };
+    answer(code, compute)
+}
+
+pub(crate) fn destroy_compute(nvml: &Nvml, compute: nvmlComputeInstance_t) -> Answer<()> {
+    // SAFETY: the simulated library refuses a handle of what is gone.
+    answer(unsafe { nvml.lib().nvmlComputeInstanceDestroy(compute) }, ())
+}
+
+/// The number of GPU instances of a profile that still fit.
+pub(crate) fn remaining(nvml: &Nvml, device: &Device, profile: u32) -> Answer<u32> {
+    let mut count = 0;
+    // SAFETY: there is room for the value.
+    let code = unsafe {
+        nvml.lib()
+            .nvmlDeviceGetGpuInstanceRemainingCapacity(handle(device), profile, &raw mut count)
+    };
+    answer(code, count)
+}
+
+/// The number of compute instances of a profile that still fit.
+pub(crate) fn remaining_compute(nvml: &Nvml, instance: nvmlGpuInstance_t, profile: u32) -> Answer<u32> {
+    let mut count = 0;
+    // SAFETY: there is room for the value.
+    let code = unsafe {
+        nvml.lib()
+            .nvmlGpuInstanceGetComputeInstanceRemainingCapacity(instance, profile, &raw mut count)
+    };
+    answer(code, count)
+}
+
+/// `nvmlGpuVirtualizationMode_t` of a GPU.
+pub(crate) fn virtualization(nvml: &Nvml, device: &Device) -> Answer<u32> {
+    let mut mode = 0;
+    // SAFETY: there is room for the value.
+    let code = unsafe {
+        nvml.lib()
+            .nvmlDeviceGetVirtualizationMode(handle(device), &raw mut mode)
+    };
+    answer(code, mode)
 }

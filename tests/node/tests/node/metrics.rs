@@ -228,6 +228,7 @@ async fn a_process_on_a_gpu_that_nobody_holds_is_named_and_counted_while_it_runs
         pid: process.id(),
         memory_mib: 1,
         kind: ProcessKind::Compute,
+        instance: None,
     };
     let named = format!("{} (sleep, of ", process.id());
     let seen = async {

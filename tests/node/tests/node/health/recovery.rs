@@ -161,6 +161,7 @@ async fn without_a_recovery_action_an_application_has_to_end_with_its_processes_
         pid: 4711,
         memory_mib: 1,
         kind: ProcessKind::Compute,
+        instance: None,
     };
     lab.node.state()?.set_processes(number, vec![process])?;
     for gpu in [u32::try_from(held)?, number] {
