@@ -101,8 +101,8 @@ impl MigLayout {
                 return Err(malformed(part, geometry));
             };
             let index = geometry.index_of(name).ok_or_else(|| unknown(name, geometry))?;
-            let number = count.parse().ok().filter(|number| *number > 0);
-            let number: u32 = number.ok_or_else(|| LayoutError::Count {
+            let number = count.parse::<u32>().ok().filter(|number| *number > 0);
+            let number = number.ok_or_else(|| LayoutError::Count {
                 profile: name.to_owned(),
                 count: count.to_owned(),
             })?;
