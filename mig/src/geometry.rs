@@ -22,6 +22,15 @@ pub struct PlacedInstance {
     pub profile: u32,
 }
 
+/// An instance that is on the GPU now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PresentInstance {
+    /// Profile and place.
+    pub instance: PlacedInstance,
+    /// True if it must stay, such as while a process uses it.
+    pub in_use: bool,
+}
+
 impl MigGeometry {
     /// Returns the profile with an id.
     pub fn profile(&self, id: u32) -> Option<&GpuInstanceProfile> {

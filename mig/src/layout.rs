@@ -174,8 +174,8 @@ fn malformed(part: &str, geometry: &MigGeometry) -> LayoutError {
     }
 }
 
-/// Says why the board has no profile of that name. A compute instance has its own slices before those of its GPU instance, such
-/// as `1c.3g.40gb`.
+/// Says why the board has no profile of that name. A compute instance has its own slices before those of its GPU
+/// instance, such as `1c.3g.40gb`.
 fn unknown(name: &str, geometry: &MigGeometry) -> LayoutError {
     let compute = name.split_once("c.");
     let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
@@ -210,8 +210,9 @@ fn preset(name: &str, geometry: &MigGeometry) -> Result<MigLayout, LayoutError> 
     }
 }
 
-/// Returns the presets of a board, with the names and instances that mig-parted generates (`pkg/mig/builder`): `all-enabled`
-/// without instances, `all-PROFILE` with as many as the driver allows, where `.` stands for `+`, and `all-balanced`.
+/// Returns the presets of a board, with the names and instances that mig-parted generates (`pkg/mig/builder`):
+/// `all-enabled` without instances, `all-PROFILE` with as many as the driver allows, where `.` stands for `+`, and
+/// `all-balanced`.
 pub fn presets(geometry: &MigGeometry) -> Vec<LayoutPreset> {
     let named = |name: &str, counts: Option<Vec<u32>>| {
         counts.map(|counts| LayoutPreset {
@@ -236,8 +237,8 @@ pub fn presets(geometry: &MigGeometry) -> Vec<LayoutPreset> {
         .collect()
 }
 
-/// Returns the counts of `all-balanced` as mig-parted computes them: of seven compute slices twice 1, 2 and 3, of four twice 1
-/// and 2; of the base profiles with that many slices the one of which most fit. None for other boards.
+/// Returns the counts of `all-balanced` as mig-parted computes them: of seven compute slices twice 1, 2 and 3, of four
+/// twice 1 and 2; of the base profiles with that many slices the one of which most fit. None for other boards.
 fn balanced(geometry: &MigGeometry) -> Option<Vec<u32>> {
     let parts: &[(u32, u32)] = match geometry.compute_slices {
         7 => &[(1, 2), (2, 1), (3, 1)],

@@ -1,7 +1,8 @@
 //! Layouts of MIG instances: which a GPU can have, and where each instance goes.
 //!
-//! This crate does no IO. A board's profiles come from its table here, or on a node from NVML. Words are those of NVML: a GPU
-//! instance takes a range of memory slices and a number of compute slices; its profile says how many and where it may begin.
+//! This crate does no IO. A board's profiles come from its table here, or on a node from NVML. Words are those of NVML:
+//! a GPU instance takes a range of memory slices and a number of compute slices; its profile says how many and where it
+//! may begin.
 //!
 //! | module | what it does |
 //! |---|---|
@@ -24,9 +25,9 @@ mod profile;
 mod solver;
 
 pub use boards::{MigBoard, UnknownBoard};
-pub use geometry::{MigGeometry, PlacedInstance};
+pub use geometry::{MigGeometry, PlacedInstance, PresentInstance};
 pub use instances::{InstanceError, parse_instances};
 pub use layout::{LayoutError, LayoutPreset, MigLayout, presets};
 pub use limits::{PlacementObstacle, remaining_capacity};
 pub use profile::{GpuInstanceProfile, SlicePlacement};
-pub use solver::{NoPlacement, PlacedLayout, PresentInstance, solve};
+pub use solver::{NoPlacement, PlacedLayout, solve};

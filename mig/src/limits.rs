@@ -65,8 +65,8 @@ pub(crate) struct Occupancy<'a> {
 }
 
 impl<'a> Occupancy<'a> {
-    /// Counts `counts` instances of each profile, and `foreign` ones of profiles that the geometry lacks. Nobody knows the compute
-    /// slices of the latter: they count as many as memory slices.
+    /// Counts `counts` instances of each profile, and `foreign` ones of profiles that the geometry lacks. Nobody knows
+    /// the compute slices of the latter: they count as many as memory slices.
     pub(crate) fn new(geometry: &'a MigGeometry, counts: Vec<u32>, foreign: &[PlacedInstance]) -> Self {
         let foreign: u64 = foreign.iter().map(|instance| u64::from(instance.placement.size)).sum();
         let (mut compute, mut memory) = (foreign, foreign);
@@ -125,8 +125,8 @@ impl<'a> Occupancy<'a> {
         })
     }
 
-    /// Returns the number of instances of each profile that fit beside them, each profile for itself, where the memory slices
-    /// in `used` are taken. In the order of the profiles.
+    /// Returns the number of instances of each profile that fit beside them, each profile for itself, where the memory
+    /// slices in `used` are taken. In the order of the profiles.
     pub(crate) fn capacities(&self, used: u64) -> Vec<u32> {
         (0..self.geometry.profiles.len())
             .map(|index| self.capacity(index, used))
@@ -182,8 +182,8 @@ pub(crate) fn used_slices<'a>(instances: impl IntoIterator<Item = &'a PlacedInst
     masks.fold(0, |used, mask| used | mask)
 }
 
-/// Returns the number of instances of each profile that could be created beside `instances`, each profile for itself, in the
-/// order of the profiles: the answer of `nvmlDeviceGetGpuInstanceRemainingCapacity`.
+/// Returns the number of instances of each profile that could be created beside `instances`, each profile for itself,
+/// in the order of the profiles: the answer of `nvmlDeviceGetGpuInstanceRemainingCapacity`.
 pub fn remaining_capacity(geometry: &MigGeometry, instances: &[PlacedInstance]) -> Vec<u32> {
     let foreign: Vec<PlacedInstance> = instances
         .iter()

@@ -17,7 +17,8 @@ impl SlicePlacement {
     }
 }
 
-/// A kind of GPU instance, as `nvmlDeviceGetGpuInstanceProfileInfo` and `nvmlDeviceGetGpuInstancePossiblePlacements` describe it.
+/// A kind of GPU instance, as `nvmlDeviceGetGpuInstanceProfileInfo` and `nvmlDeviceGetGpuInstancePossiblePlacements`
+/// describe it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GpuInstanceProfile {
     /// Profile id, which instances carry; not NVML's `NVML_GPU_INSTANCE_PROFILE_*`.
@@ -48,7 +49,8 @@ impl GpuInstanceProfile {
         !self.name.contains(['+', '-'])
     }
 
-    /// Returns the media engines of an instance, which NVIDIA's names say (go-nvlib, `pkg/nvlib/device/mig_profile.go`).
+    /// Returns the media engines of an instance, which NVIDIA's names say (go-nvlib,
+    /// `pkg/nvlib/device/mig_profile.go`).
     pub(crate) fn media(&self) -> MediaEngines {
         if self.name.ends_with("-me") {
             MediaEngines::Excluded
@@ -76,8 +78,9 @@ pub(crate) enum MediaEngines {
 }
 
 impl MediaEngines {
-    /// Returns true if one GPU cannot have both. As `nvidia-smi mig -lgip` counts the engines of A30, A100, H100 and RTX PRO
-    /// 6000, only one instance can have the accelerator, and beside all engines only instances without any can be.
+    /// Returns true if one GPU cannot have both. As `nvidia-smi mig -lgip` counts the engines of A30, A100, H100 and
+    /// RTX PRO 6000, only one instance can have the accelerator, and beside all engines only instances without any can
+    /// be.
     pub(crate) fn excludes(self, other: Self) -> bool {
         match (self, other) {
             (Self::All, other) | (other, Self::All) => other != Self::Excluded,

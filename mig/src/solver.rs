@@ -11,22 +11,13 @@ mod search;
 mod tests;
 
 use crate::{
-    geometry::{MigGeometry, PlacedInstance},
+    geometry::{MigGeometry, PlacedInstance, PresentInstance},
     layout::MigLayout,
     limits::{Occupancy, PlacementObstacle},
 };
 use nearest::nearest;
 use search::{Arrangement, Neighbourhood};
 use thiserror::Error;
-
-/// An instance that is on the GPU now.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PresentInstance {
-    /// Profile and place.
-    pub instance: PlacedInstance,
-    /// True if it must stay, such as while a process uses it.
-    pub in_use: bool,
-}
 
 /// The instances of a layout and their places. Each list is ordered by place.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -56,7 +47,8 @@ impl PlacedLayout {
 pub struct NoPlacement {
     /// The reason.
     pub obstacle: PlacementObstacle,
-    /// The layout that fits and differs least: as many of the wanted instances as fit, then smaller ones for those that do not.
+    /// The layout that fits and differs least: as many of the wanted instances as fit, then smaller ones for those that
+    /// do not.
     pub nearest: MigLayout,
 }
 
@@ -68,10 +60,10 @@ fn nearest_text(nearest: &MigLayout) -> String {
     }
 }
 
-/// Places the instances of a layout on a GPU with `present` instances. Those in use stay; they count as wanted as far as the
-/// layout has their profile. Of all possibilities it takes the one that keeps the most other instances; of these the one that
-/// leaves room for the largest profile, then for the most of it, and so on with smaller profiles; of these the one with the
-/// largest instances at the lowest slices. The same arguments always have the same result.
+/// Places the instances of a layout on a GPU with `present` instances. Those in use stay; they count as wanted as far
+/// as the layout has their profile. Of all possibilities it takes the one that keeps the most other instances; of these
+/// the one that leaves room for the largest profile, then for the most of it, and so on with smaller profiles; of these
+/// the one with the largest instances at the lowest slices. The same arguments always have the same result.
 ///
 /// The places are searched completely: with at most 12 memory slices, at most some thousand partial solutions differ.
 pub fn solve(

@@ -4,9 +4,9 @@ use super::search::Neighbourhood;
 use crate::{geometry::PlacedInstance, limits::largest_first};
 use std::cmp::Reverse;
 
-/// Returns the counts, in the order of the profiles, of the layout that fits around the instances in use and has the most of the
-/// wanted instances; of these the one with the most memory, then compute slices. For each instance that it lacks, it gets the
-/// largest smaller one without attributes that still fits.
+/// Returns the counts, in the order of the profiles, of the layout that fits around the instances in use and has the
+/// most of the wanted instances; of these the one with the most memory, then compute slices. For each instance that it
+/// lacks, it gets the largest smaller one without attributes that still fits.
 pub(super) fn nearest(around: &Neighbourhood<'_>, wanted: &[u32]) -> Vec<u32> {
     let profiles = &around.geometry.profiles;
     let weighed = |counts: &Vec<u32>| {
@@ -42,8 +42,8 @@ fn free_slices(around: &Neighbourhood<'_>) -> (u32, u32) {
     )
 }
 
-/// Collects all counts from those in use up to the wanted ones for which there are enough free slices. `chosen` has the counts of
-/// the first profiles, `free` the compute and memory slices that they leave.
+/// Collects all counts from those in use up to the wanted ones for which there are enough free slices. `chosen` has the
+/// counts of the first profiles, `free` the compute and memory slices that they leave.
 fn sub_layouts(
     around: &Neighbourhood<'_>,
     wanted: &[u32],

@@ -1,8 +1,7 @@
 //! Finds the best places for numbers of instances, by a complete search that solves each partial problem once.
 
-use super::PresentInstance;
 use crate::{
-    geometry::{MigGeometry, PlacedInstance},
+    geometry::{MigGeometry, PlacedInstance, PresentInstance},
     limits::{Occupancy, largest_first, used_slices},
 };
 use std::collections::HashMap;
@@ -50,8 +49,8 @@ impl<'a> Neighbourhood<'a> {
         }
     }
 
-    /// Returns the best arrangement in which there are `wanted` instances of each profile, those in use included, and no others
-    /// but those in use. None if there is none.
+    /// Returns the best arrangement in which there are `wanted` instances of each profile, those in use included, and
+    /// no others but those in use. None if there is none.
     pub(super) fn arrange(&self, wanted: &[u32]) -> Option<Arrangement> {
         self.search(wanted).and_then(|mut search| search.best_arrangement())
     }
@@ -101,8 +100,8 @@ struct SearchTask {
     places: Vec<PlacedInstance>,
 }
 
-/// A search for places. What it has left to do depends on its state alone: the number of instances is given, so every complete
-/// arrangement has the same compute slices and media engines, and differs in memory slices only.
+/// A search for places. What it has left to do depends on its state alone: the number of instances is given, so every
+/// complete arrangement has the same compute slices and media engines, and differs in memory slices only.
 pub(super) struct PlacementSearch<'a> {
     /// The largest profile first.
     tasks: Vec<SearchTask>,

@@ -311,7 +311,7 @@ fn can_exist(geometry: &MigGeometry, set: &[PlacedInstance]) -> bool {
 
 /// All counts that need at most one compute slice more than there are.
 fn counts_up_to(geometry: &MigGeometry) -> Vec<Vec<u32>> {
-    let mut all = vec![(Vec::new(), 0)];
+    let mut all: Vec<(Vec<u32>, u32)> = vec![(Vec::new(), 0)];
     for profile in &geometry.profiles {
         all = all
             .iter()
@@ -360,6 +360,8 @@ fn every_layout_of_every_board_fits_exactly_if_exhaustive_search_finds_it() {
 }
 
 proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(300) })]
+
     #[test]
     fn around_any_instances_the_best_of_all_packings_is_found(
         board in any::<Index>(),
@@ -381,7 +383,8 @@ proptest! {
             counts[more.index(geometry.profiles.len())] += 1;
         }
         let layout = MigLayout::of_counts(geometry, &counts);
-        let totals: Vec<u32> = counts.iter().zip(geometry.counts(&stay)).map(|(wanted, there)| *wanted.max(&there)).collect();
+        let totals = counts.iter().zip(geometry.counts(&stay));
+        let totals: Vec<u32> = totals.map(|(wanted, there)| *wanted.max(&there)).collect();
         let kept = |packing: &Packing| go.iter().filter(|instance| packing.instances.contains(instance)).count();
         let packings = by_counts.get(&totals).into_iter().flatten();
         let around = packings.filter(|packing| stay.iter().all(|instance| packing.instances.contains(instance)));
