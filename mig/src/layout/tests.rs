@@ -62,7 +62,8 @@ fn what_is_no_layout_is_refused_with_what_to_write() {
         ),
         (
             "1c.3g.40gb:2",
-            "`1c.3g.40gb` is a compute instance on part of a GPU instance, and a layout has only whole ones: write `3g.40gb`"
+            "`1c.3g.40gb` is a compute instance on part of a GPU instance, and a layout has only whole ones: write \
+             `3g.40gb`"
                 .to_owned(),
         ),
         (

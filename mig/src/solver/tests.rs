@@ -118,8 +118,8 @@ fn what_does_not_fit_has_a_reason_and_a_layout_that_does() {
             "A30",
             "1g.6gb+me:1,2g.12gb+me:1",
             &[],
-            "1g.6gb+me and 2g.12gb+me need the same media engines, which a GPU has once; the nearest layout that fits is \
-             1g.6gb:1,2g.12gb+me:1",
+            "1g.6gb+me and 2g.12gb+me need the same media engines, which a GPU has once; the nearest layout that fits \
+             is 1g.6gb:1,2g.12gb+me:1",
         ),
         // Double memory at the last two slices would leave six places for a 1g.
         (
@@ -140,7 +140,8 @@ fn what_does_not_fit_has_a_reason_and_a_layout_that_does() {
             "A100-80GB",
             "4g.40gb:1",
             &["1g.10gb@0"],
-            "it fits a GPU that is free, but not around what is in use: 1g.10gb@0; the nearest layout that fits is 3g.40gb:1",
+            "it fits a GPU that is free, but not around what is in use: 1g.10gb@0; the nearest layout that fits is \
+             3g.40gb:1",
         ),
         (
             "A100-80GB",
