@@ -30,7 +30,7 @@ for file in "$generated"/*.yaml; do
 done
 
 step "pure crates depend on no runtime and no client"
-for crate in gpunode-config gpunode-crds gpunode-gpu gpunode-cdi gpunode-plan; do
+for crate in gpunode-config gpunode-crds gpunode-gpu gpunode-cdi gpunode-mig gpunode-plan; do
   if cargo tree --locked -e normal -p "$crate" --prefix none | grep -E '^(tokio|kube-client|kube-runtime|hyper|tonic) '; then
     echo "$crate does no IO: remove the dependency above"; exit 1
   fi

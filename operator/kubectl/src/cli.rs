@@ -36,6 +36,10 @@ const TOPO_EXIT_CODES: &str = "Exit codes:
   1  the node or resource does not exist, the cluster or a file cannot be read, or
      an argument is wrong";
 
+const MIG_EXIT_CODES: &str = "Exit codes:
+  0  the layout fits, or the profiles of the board are listed
+  1  the layout does not fit, or an argument is wrong";
+
 const DUMP_EXIT_CODES: &str = "Exit codes:
   0  the dump is written
   1  the cluster cannot be read, or an argument is wrong";
@@ -146,6 +150,24 @@ pub enum PluginCommand {
 
 {TOPO_EXIT_CODES}"))]
     Topo(TopoArgs),
+    /// Draw the slices that a MIG layout takes on a board, without a cluster
+    ///
+    /// A layout names numbers of GPU instances by profile, such as
+    /// `1g.10gb:3,4g.40gb:1`, or a preset of mig-parted, such as `all-balanced`. Without
+    /// LAYOUT: the profiles and presets of the board. With --in-use, a new layout is
+    /// placed around instances that stay. If a layout does not fit, the answer says
+    /// why, and names the nearest one that does.
+    ///
+    /// MEMORY shows the memory slices of each instance, COMPUTE its number of compute
+    /// slices, of which the driver chooses the place.
+    #[command(verbatim_doc_comment, after_help = format!("Examples:
+  kubectl gpunode mig --board A100-80GB
+  kubectl gpunode mig --board A100-80GB 1g.10gb:3,4g.40gb:1
+  kubectl gpunode mig --board H200 all-balanced -o json
+  kubectl gpunode mig --board A100-80GB 1g.10gb:1,2g.20gb:1 --in-use 1g.10gb@6
+
+{MIG_EXIT_CODES}"))]
+    Mig(MigArgs),
     /// Write what `plan`, `explain`, `topo` and `doctor` read of a cluster, as one list
     ///
     /// The list holds the policies, the GpuNodes with their holders, the operator's
@@ -297,6 +319,23 @@ pub struct TopoArgs {
     /// The source of the cluster state.
     #[command(flatten)]
     pub source: SourceArgs,
+    /// Output format
+    #[arg(short, long, value_enum, default_value_t)]
+    pub output: OutputFormat,
+}
+
+/// Arguments of `mig`.
+#[derive(Debug, Args)]
+pub struct MigArgs {
+    /// Layout to place: PROFILE:COUNT,..., a preset, or {} for no instance
+    #[arg(value_name = "LAYOUT")]
+    pub layout: Option<String>,
+    /// Board, such as A100-80GB, or its PCI id, such as 0x20B210DE
+    #[arg(long, value_name = "NAME")]
+    pub board: String,
+    /// Instance that stays, such as 4g.40gb@0 for one that begins at memory slice 0; can be repeated
+    #[arg(long, value_name = "PROFILE@START")]
+    pub in_use: Vec<String>,
     /// Output format
     #[arg(short, long, value_enum, default_value_t)]
     pub output: OutputFormat,

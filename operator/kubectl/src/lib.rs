@@ -9,6 +9,7 @@
 //! | `explain` | shows why a node has its labels, taints and configuration |
 //! | `doctor` | says on which nodes pods would get no GPU, and what to do |
 //! | `topo` | shows the links between a node's GPUs, and which GPUs a request would get |
+//! | `mig` | places MIG layouts on a board, without a cluster |
 //! | `validate` | checks policies as the API server and gpunode do |
 //! | `dump` | writes the cluster state that other subcommands read instead of a cluster |
 //! | `uninstall` | removes gpunode and restores every node |
@@ -25,6 +26,7 @@ mod configuration;
 pub mod doctor;
 pub mod dump;
 pub mod explain;
+pub mod mig;
 mod output;
 pub mod plan;
 mod snapshot;

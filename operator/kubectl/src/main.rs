@@ -4,7 +4,7 @@
 use clap::Parser;
 use kubectl_gpunode::{
     cli::{Cli, PluginCommand},
-    completion, doctor, dump, explain, plan, status, topo, uninstall, validate,
+    completion, doctor, dump, explain, mig, plan, status, topo, uninstall, validate,
 };
 use std::process::ExitCode;
 
@@ -29,6 +29,7 @@ async fn main() -> ExitCode {
         PluginCommand::Explain(args) => explain::run(&args).await,
         PluginCommand::Doctor(args) => doctor::run(&args).await,
         PluginCommand::Topo(args) => topo::run(&args).await,
+        PluginCommand::Mig(args) => mig::run(&args),
         PluginCommand::Dump(args) => dump::run(&args).await,
         PluginCommand::Completion(args) => completion::run(&args),
         PluginCommand::Complete(args) => completion::complete(&args),

@@ -3,12 +3,18 @@
 /// Crates of this repository that a product crate may use, by package name.
 pub fn allowed_dependencies(package: &str) -> Option<&'static [&'static str]> {
     Some(match package {
-        "gpunode-cdi" | "gpunode-config" | "gpunode-hook" | "gpunode-process" => &[],
+        "gpunode-cdi" | "gpunode-config" | "gpunode-hook" | "gpunode-mig" | "gpunode-process" => &[],
         "gpunode-crds" => &["gpunode-config"],
         "gpunode-gpu" => &["gpunode-config", "gpunode-crds"],
         "gpunode-plan" => &["gpunode-config", "gpunode-crds", "gpunode-gpu"],
         "gpunode-operator" => &["gpunode-config", "gpunode-crds", "gpunode-process", "gpunode-plan"],
-        "kubectl-gpunode" => &["gpunode-config", "gpunode-crds", "gpunode-gpu", "gpunode-plan"],
+        "kubectl-gpunode" => &[
+            "gpunode-config",
+            "gpunode-crds",
+            "gpunode-gpu",
+            "gpunode-mig",
+            "gpunode-plan",
+        ],
         "gpunode-agent" => &[
             "gpunode-cdi",
             "gpunode-config",

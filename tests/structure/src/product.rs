@@ -7,10 +7,11 @@ use std::{
 };
 
 /// Package and folder of each crate of the product, lowest layer first.
-pub const PRODUCT: [(&str, &str); 10] = [
+pub const PRODUCT: [(&str, &str); 11] = [
     ("gpunode-config", "config"),
     ("gpunode-crds", "crds"),
     ("gpunode-process", "process"),
+    ("gpunode-mig", "mig"),
     ("gpunode-gpu", "node-agent/gpu"),
     ("gpunode-cdi", "node-agent/cdi"),
     ("gpunode-hook", "node-agent/hook"),

@@ -93,6 +93,11 @@ fn cdi() {
 }
 
 #[test]
+fn mig() {
+    check("gpunode-mig");
+}
+
+#[test]
 fn hook() {
     check("gpunode-hook");
 }
@@ -190,7 +195,7 @@ fn every_public_item_of_a_library_is_used_by_another_crate() {
 #[test]
 fn documents_for_contributors_name_files_and_tests_that_exist() {
     let root = repository();
-    let folders = ["config", "crds", "process", "node-agent", "operator", "tests"];
+    let folders = ["config", "crds", "mig", "process", "node-agent", "operator", "tests"];
     let sources: Vec<String> = folders
         .iter()
         .flat_map(|folder| rust_files(&root, folder).unwrap().into_values())
