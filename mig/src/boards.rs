@@ -50,8 +50,7 @@ impl MigBoard {
         let id = device_id(name);
         let found = ROWS.iter().find(|row| {
             let mut names = std::iter::once(&row.name).chain(row.aliases);
-            names.any(|known| known.eq_ignore_ascii_case(name))
-                || id.is_some_and(|id| row.device_ids.iter().any(|known| *known == id))
+            names.any(|known| known.eq_ignore_ascii_case(name)) || id.is_some_and(|id| row.device_ids.contains(&id))
         });
         found.map(BoardRow::board).ok_or_else(|| UnknownBoard {
             name: name.to_owned(),

@@ -1,7 +1,7 @@
 //! Finds the layout that fits and differs least from the wanted one.
 
 use super::search::Neighbourhood;
-use crate::{geometry::PlacedInstance, limits::largest_first};
+use crate::{geometry::PlacedInstance, limits::largest_first, profile::GpuInstanceProfile};
 use std::cmp::Reverse;
 
 /// Returns the counts, in the order of the profiles, of the layout that fits around the instances in use and has the
@@ -16,7 +16,7 @@ pub(super) fn nearest(around: &Neighbourhood<'_>, wanted: &[u32]) -> Vec<u32> {
                 .map(|(index, count)| u64::from(*count) * u64::from(slices(index)))
                 .sum()
         };
-        let memory = |index: usize| profiles.get(index).map_or(0, |profile| profile.memory_slices());
+        let memory = |index: usize| profiles.get(index).map_or(0, GpuInstanceProfile::memory_slices);
         let compute = |index: usize| profiles.get(index).map_or(0, |profile| profile.slices);
         Reverse((sum(&|_| 1), sum(&memory), sum(&compute)))
     };

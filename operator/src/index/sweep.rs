@@ -215,12 +215,12 @@ mod tests {
         Timestamp::from_millisecond(milliseconds).unwrap()
     }
 
-    fn progress(is_first_over: bool, policies: &[&str], is_over: bool) -> Option<SweepProgress> {
-        Some(SweepProgress {
+    fn progress(is_first_over: bool, policies: &[&str], is_over: bool) -> SweepProgress {
+        SweepProgress {
             is_first_over,
             policies: names(policies),
             is_over,
-        })
+        }
     }
 
     #[test]
@@ -233,7 +233,7 @@ mod tests {
         assert_eq!(sweep.waiting(), 2, "queued, but not planned");
         assert!(sweep.holds_rollouts() && sweep.awaits_plans("p") && !sweep.awaits_plans("q"));
         assert_eq!((sweep.planned("other"), sweep.planned("a")), (None, None));
-        assert_eq!(sweep.planned("b"), progress(false, &["p"], true));
+        assert_eq!(sweep.planned("b"), Some(progress(false, &["p"], true)));
         assert!(!sweep.holds_rollouts() && !sweep.awaits_plans("p"));
         assert_eq!((sweep.planned("b"), sweep.progress()), (None, None));
     }
@@ -265,9 +265,9 @@ mod tests {
         assert!(!sweep.is_edited("p", "a") && sweep.is_edited("q", "a"));
         assert!(sweep.is_edited("p", "b") && sweep.is_edited("q", "b"));
         assert!(!sweep.is_edited("r", "b"));
-        assert_eq!(sweep.planned("b"), progress(false, &["p"], false));
+        assert_eq!(sweep.planned("b"), Some(progress(false, &["p"], false)));
         assert!(!sweep.awaits_plans("p") && sweep.awaits_plans("q") && sweep.holds_rollouts());
-        assert_eq!(sweep.planned("a"), progress(false, &["q"], true));
+        assert_eq!(sweep.planned("a"), Some(progress(false, &["q"], true)));
     }
 
     #[test]
@@ -285,7 +285,7 @@ mod tests {
         for node in &nodes {
             assert_eq!(sweep.planned(node), None);
         }
-        assert_eq!(sweep.planned("a"), progress(false, &["p"], true));
+        assert_eq!(sweep.planned("a"), Some(progress(false, &["p"], true)));
         sweep.begin(nodes.clone(), &edited("p"), at(2));
         assert_eq!(sweep.next_slice(), nodes[..SLICE]);
     }
@@ -300,7 +300,7 @@ mod tests {
             sweep.begin(nodes(), &edited("p"), at(0));
             assert!(sweep.is_first() && !sweep.is_first_plan(node) && sweep.is_first_plan("c"));
         }
-        assert_eq!(sweep.planned("c"), progress(true, &[], false));
+        assert_eq!(sweep.planned("c"), Some(progress(true, &[], false)));
         assert!(!sweep.is_first() && sweep.awaits_plans("p") && !sweep.awaits_plans("q"));
     }
 
@@ -329,7 +329,7 @@ mod tests {
         );
         sweep.begin_first(names(&["a"]));
         assert_eq!(sweep.status_hold("q", at(9999)), Some(StatusHold::UntilEnd));
-        assert_eq!(sweep.planned("a"), progress(true, &["p"], true));
+        assert_eq!(sweep.planned("a"), Some(progress(true, &["p"], true)));
         assert_eq!(sweep.status_hold("p", at(9999)), None);
     }
 
@@ -338,7 +338,7 @@ mod tests {
         let mut sweep = Sweep::default();
         assert_eq!(sweep.progress(), None);
         sweep.begin_first(Vec::new());
-        assert_eq!(sweep.progress(), progress(true, &[], true));
+        assert_eq!(sweep.progress(), Some(progress(true, &[], true)));
         assert!(!sweep.is_first());
     }
 }

@@ -212,7 +212,7 @@ impl MigState {
             return Err(ReturnCode::InsufficientResources);
         };
         let is_free = |id: &u32| record.compute_instances.iter().all(|compute| compute.id != *id);
-        let id = (0..).find(is_free).unwrap_or_default();
+        let id = (0..=u32::MAX).find(is_free).unwrap_or_default();
         let uuid = scenario.mig_uuid(gpu, (key.0, id), &profile.name, serial);
         record.compute_instances.push(ComputeInstanceRecord {
             id,
