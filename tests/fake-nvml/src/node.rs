@@ -84,7 +84,7 @@ impl<T> Cached<T> {
     }
 }
 
-/// What the driver has made of the GPUs.
+/// State into which the driver has brought the GPUs.
 pub(crate) struct Driver {
     /// The GPUs with the MIG instances that they have now, by their place.
     pub(crate) gpus: Vec<Gpu>,
