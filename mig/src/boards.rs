@@ -2,9 +2,9 @@
 //!
 //! Sources: names, counts and PCI ids are those of mig-parted's `deployments/systemd/config-default.yaml` and of
 //! NVIDIA's MIG user guide; profile ids and placements those that `nvidia-smi mig -lgip` and `-lgipp` print on A30,
-//! A100, H100, H100 NVL, H200 and RTX PRO 6000 boards. A B200 has the profile ids and counts of these boards with eight
-//! memory slices. Boards for which nobody published placements are left out: H100 96GB, H20, GH200, GB200, B300, GB300,
-//! RTX PRO 5000 and 4500.
+//! A100, H100, H100 NVL, H200 and RTX PRO 6000 boards. Of a B200 only the former output is known; its ids and counts
+//! are those of the other boards with eight memory slices, so its placements are taken from them. Boards whose
+//! placements are not known are left out: H100 96GB, H20, GH200, GB200, B300, GB300, RTX PRO 5000 and 4500.
 
 use crate::{
     geometry::MigGeometry,

@@ -95,7 +95,8 @@ fn what_does_not_fit_comes_with_the_next_command() {
     assert_eq!(
         refused("a30", "all-4g.24gb", &["1g.6gb@3"]),
         "place 4g.24gb:1 on A30-24GB: it fits a GPU that is free, but not around what is in use: 1g.6gb@3; the \
-         nearest layout that fits is 2g.12gb:1; draw it with `kubectl gpunode mig --board A30-24GB 2g.12gb:1 --in-use 1g.6gb@3`"
+         nearest layout that fits is 2g.12gb:1; draw it with \
+         `kubectl gpunode mig --board A30-24GB 2g.12gb:1 --in-use 1g.6gb@3`"
     );
     assert_eq!(
         refused("A30", "2g.12gb:1", &["4g.24gb@0"]),
