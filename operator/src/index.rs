@@ -82,6 +82,8 @@ pub struct ClusterIndex {
     refusals: HashMap<String, String>,
     /// `metadata.uid` of the node that a write under way was planned for, by name.
     writing: HashMap<String, String>,
+    /// Nodes whose last write failed: time has gone by since they were counted.
+    failed: HashSet<String>,
     /// Policies whose rollouts may grant more turns.
     rollouts_to_advance: BTreeSet<String>,
     evictions: PendingEvictions,
@@ -107,6 +109,7 @@ impl ClusterIndex {
             outcomes: OutcomeIndex::default(),
             refusals: HashMap::new(),
             writing: HashMap::new(),
+            failed: HashSet::new(),
             rollouts_to_advance: BTreeSet::new(),
             evictions: PendingEvictions::default(),
             drains: PendingDrains::default(),
@@ -242,7 +245,12 @@ impl ClusterIndex {
         let refusal = match result {
             WriteResult::Accepted => None,
             WriteResult::Refused(refusal) => Some(refusal),
-            WriteResult::Conflict | WriteResult::Failed => return,
+            WriteResult::Conflict | WriteResult::Failed => {
+                if let WorkKey::Node(name) = key {
+                    self.failed.insert(name);
+                }
+                return;
+            }
         };
         match key {
             WorkKey::Node(name) => self.set_node_refusal(name, refusal, now, effects),
@@ -425,6 +433,7 @@ impl ClusterIndex {
     /// Forgets a node that is gone. Another one of its name may be there already and has nothing to do with it.
     fn forget_node(&mut self, name: &str, now: Timestamp, effects: &mut Effects) {
         self.refusals.remove(name);
+        self.failed.remove(name);
         self.expected.remove(name);
         self.objects.forget_node(name);
         self.drains.put(name, NodeDrain::default());
@@ -779,7 +788,8 @@ impl ClusterIndex {
 
     /// Plans a node, counts it where it changed, and returns its write.
     fn node_write(&mut self, name: &str, now: Timestamp, effects: &mut Effects) -> Option<NodeWrite> {
-        let plan = if let Some(plan) = self.permitted_plan(name, now, effects) {
+        let is_retry = self.failed.remove(name);
+        let plan = if !is_retry && let Some(plan) = self.permitted_plan(name, now, effects) {
             plan
         } else {
             let plan = self.plan(name, now, effects);

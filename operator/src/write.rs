@@ -25,7 +25,7 @@ mod worker;
 
 pub use cluster_writer::ClusterWriter;
 pub use results::WriteResults;
-pub use worker::{MAX_PLANNED_URGENT_WRITES, WriteRequest, WriteWorker, class_with_room};
+pub use worker::{MAX_PLANNED_URGENT_WRITES, WriteCounts, WriteRequest, WriteWorker, class_with_room};
 
 #[cfg(test)]
 mod tests;

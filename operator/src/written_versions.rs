@@ -46,6 +46,12 @@ impl WrittenVersions {
         written.remove(position);
         true
     }
+
+    /// Forgets all objects of a kind: the index is about to take versions of a list that may be older.
+    pub fn forget(&self, kind: &str) {
+        let mut written = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        written.retain(|it| it.kind != kind);
+    }
 }
 
 #[cfg(test)]

@@ -14,10 +14,10 @@ use crate::{
     metrics::{OperatorMetrics, QueueNumbers, WorkClass},
     reconcile::{shared_index::IndexOwner, status_pace::StatusPace, summary_publisher::SummaryPublisher},
     work_queue::{WorkQueue, WorkResult},
-    write::{WriteRequest, class_with_room},
+    write::{WriteCounts, WriteRequest, class_with_room},
 };
 use jiff::Timestamp;
-use std::{sync::Arc, time::Duration};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 use tokio::{
     sync::{mpsc, watch},
     time::{Instant, sleep_until},
@@ -45,7 +45,7 @@ pub struct Reconciler {
     summary: SummaryPublisher,
     is_leading: bool,
     /// Writes that are planned or under way.
-    writes_in_flight: usize,
+    writes_in_flight: HashMap<WorkKey, WorkClass>,
 }
 
 impl Reconciler {
@@ -59,7 +59,7 @@ impl Reconciler {
             status_pace: StatusPace::default(),
             summary: SummaryPublisher::default(),
             is_leading: false,
-            writes_in_flight: 0,
+            writes_in_flight: HashMap::new(),
         }
     }
 
@@ -77,7 +77,7 @@ impl Reconciler {
     pub async fn run(mut self, mut messages: mpsc::Receiver<IndexMessage>, mut leadership: Leadership) {
         loop {
             let may_lead = !self.is_leading && self.index.lock().has_synced();
-            let least = class_with_room(self.writes_in_flight).filter(|_| self.is_leading);
+            let least = class_with_room(self.write_counts()).filter(|_| self.is_leading);
             let summary_due = self.summary.due();
             let mut leadership_of_writes = leadership.clone();
             let next_key = async {
@@ -114,7 +114,7 @@ impl Reconciler {
         };
         self.change(|index, now, effects| index.apply(message, now, effects));
         if let Some((key, result)) = finished {
-            self.writes_in_flight = self.writes_in_flight.saturating_sub(1);
+            self.writes_in_flight.remove(&key);
             self.finish(key, result);
         }
     }
@@ -147,9 +147,17 @@ impl Reconciler {
         if let WorkKey::PolicyStatus(policy) = &key {
             self.status_pace.written(policy);
         }
-        self.writes_in_flight += 1;
+        self.writes_in_flight.insert(key.clone(), class);
         // The channel holds as many requests as there are writes at a time, so it fails only while the process is stopping.
         let _ = self.outputs.writes.try_send(WriteRequest { key, class, write });
+    }
+
+    fn write_counts(&self) -> WriteCounts {
+        let mut counts = WriteCounts::default();
+        for class in self.writes_in_flight.values() {
+            *counts.of(*class) += 1;
+        }
+        counts
     }
 
     /// Ends the reconcile of a key.

@@ -350,7 +350,12 @@ impl<K: Resource + DeserializeOwned, T, M> WatchSession<'_, K, T, M> {
     async fn start_list(&mut self) -> Result<(), WatchError> {
         self.page.clear();
         self.listed = 0;
-        self.send(WatchUpdate::ListStarted).await
+        self.send(WatchUpdate::ListStarted).await?;
+        // The list may be older than earlier writes, and wins: their events have to follow.
+        if let Some(written) = &self.watch.written {
+            written.forget(&self.watch.kind);
+        }
+        Ok(())
     }
 
     async fn send_page(&mut self) -> Result<(), WatchError> {

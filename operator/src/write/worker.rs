@@ -14,7 +14,7 @@ use crate::{
         policy_status::{write_policy_status, write_unreadable_status},
     },
 };
-use futures::{StreamExt, stream::FuturesUnordered};
+use futures::{FutureExt, StreamExt, stream::FuturesUnordered};
 use gpunode_process::within;
 use std::{collections::VecDeque, time::Duration};
 use tokio::sync::mpsc;
@@ -30,14 +30,37 @@ pub const MAX_PLANNED_URGENT_WRITES: usize = MAX_PLANNED_WRITES + URGENT_WRITES;
 /// The longest that the writes of one key may take, without the times at which the client holds them back.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Returns the least urgent class of which another write may be planned while so many are planned or under way; none if
-/// there is room for no write.
-pub fn class_with_room(in_flight: usize) -> Option<WorkClass> {
-    if in_flight < MAX_PLANNED_WRITES {
-        Some(WorkClass::Ordinary)
-    } else {
-        (in_flight < MAX_PLANNED_URGENT_WRITES).then_some(WorkClass::Urgent)
+/// Writes by class.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WriteCounts {
+    pub urgent: usize,
+    pub ordinary: usize,
+}
+
+impl WriteCounts {
+    /// Counts the writes of a class.
+    pub fn of(&mut self, class: WorkClass) -> &mut usize {
+        match class {
+            WorkClass::Urgent => &mut self.urgent,
+            WorkClass::Ordinary => &mut self.ordinary,
+        }
     }
+
+    fn total(self) -> usize {
+        self.urgent + self.ordinary
+    }
+}
+
+/// Returns the least urgent class of which another write may be planned while so many are planned or under way; none if
+/// there is room for no write. Of ordinary writes one always finds room, however many urgent ones come.
+pub fn class_with_room(in_flight: WriteCounts) -> Option<WorkClass> {
+    let total = in_flight.total();
+    let class = if total < MAX_PLANNED_WRITES || in_flight.ordinary == 0 {
+        WorkClass::Ordinary
+    } else {
+        WorkClass::Urgent
+    };
+    (total < MAX_PLANNED_URGENT_WRITES).then_some(class)
 }
 
 /// A write to carry out.
@@ -59,17 +82,19 @@ impl WriteWorker {
     pub async fn run(self) {
         let Self { writer, mut requests } = self;
         let (mut waiting, mut under_way) = (WaitingWrites::default(), FuturesUnordered::new());
-        let mut is_open = true;
+        let (mut counts, mut is_open) = (WriteCounts::default(), true);
         loop {
-            while let Some(request) = waiting.next(under_way.len()) {
-                under_way.push(carry_out(&writer, request));
+            while let Some(request) = waiting.next(counts) {
+                let class = request.class;
+                *counts.of(class) += 1;
+                under_way.push(carry_out(&writer, request).map(move |()| class));
             }
             tokio::select! {
                 request = requests.recv(), if is_open => match request {
                     Some(request) => waiting.push(request),
                     None => is_open = false,
                 },
-                Some(()) = under_way.next() => {}
+                Some(class) = under_way.next() => *counts.of(class) -= 1,
                 else => return,
             }
         }
@@ -91,14 +116,18 @@ impl WaitingWrites {
         }
     }
 
-    /// Returns the request that may begin while so many are under way.
-    fn next(&mut self, under_way: usize) -> Option<WriteRequest> {
-        if under_way < MAX_CONCURRENT_WRITES + URGENT_WRITES
+    /// Returns the request that may begin while so many are under way. Urgent ones leave one place to ordinary ones.
+    fn next(&mut self, under_way: WriteCounts) -> Option<WriteRequest> {
+        let places = MAX_CONCURRENT_WRITES + URGENT_WRITES;
+        if under_way.total() >= places {
+            return None;
+        }
+        if under_way.urgent < places - 1
             && let Some(request) = self.urgent.pop_front()
         {
             return Some(request);
         }
-        if under_way < MAX_CONCURRENT_WRITES {
+        if under_way.ordinary < MAX_CONCURRENT_WRITES {
             self.ordinary.pop_front()
         } else {
             None
@@ -169,20 +198,25 @@ mod tests {
         ] {
             waiting.push(request(name, class));
         }
-        let mut next = |under_way| waiting.next(under_way).map(|request| request.key.name().to_owned());
-        assert_eq!(next(6), None);
-        assert_eq!(next(5).as_deref(), Some("u1"));
-        assert_eq!(next(0).as_deref(), Some("u2"));
-        assert_eq!(next(4), None, "the others wait for their own");
-        assert_eq!(next(3).as_deref(), Some("o1"));
-        assert_eq!(next(3).as_deref(), Some("o2"));
-        assert_eq!(next(0), None);
+        let mut next = |urgent, ordinary| {
+            let request = waiting.next(WriteCounts { urgent, ordinary });
+            request.map(|request| request.key.name().to_owned())
+        };
+        assert_eq!(next(2, 4), None);
+        assert_eq!(next(1, 4).as_deref(), Some("u1"));
+        assert_eq!(next(5, 0).as_deref(), Some("o1"), "one place is never urgent");
+        assert_eq!(next(0, 0).as_deref(), Some("u2"));
+        assert_eq!(next(0, 4), None, "the others wait for their own");
+        assert_eq!(next(2, 3).as_deref(), Some("o2"));
+        assert_eq!(next(0, 0), None);
     }
 
     #[test]
     fn last_writes_that_are_planned_are_urgent() {
-        let classes: Vec<_> = (0..=MAX_PLANNED_URGENT_WRITES).map(class_with_room).collect();
-        assert!(classes[..8].iter().all(|class| *class == Some(WorkClass::Ordinary)));
-        assert_eq!(classes[8..], [Some(WorkClass::Urgent), Some(WorkClass::Urgent), None]);
+        let room = |urgent, ordinary| class_with_room(WriteCounts { urgent, ordinary });
+        assert_eq!(room(0, 7), Some(WorkClass::Ordinary));
+        assert_eq!([room(0, 8), room(1, 8), room(8, 1)], [Some(WorkClass::Urgent); 3]);
+        assert_eq!(room(9, 0), Some(WorkClass::Ordinary), "urgent ones leave room");
+        assert_eq!([room(2, 8), room(10, 0)], [None; 2]);
     }
 }
