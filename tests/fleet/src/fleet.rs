@@ -186,7 +186,9 @@ impl Fleet {
         };
         let path = format!("{GPU_NODES}?fieldManager=gpunode-agent");
         match self.admin.create::<IgnoredAny>(&path, &gpu_node(&name, &uid)).await {
-            Ok(_) => send_report(&self.admin, &name, &AgentReport::default()).await,
+            Ok(_) => send_report(&self.admin, &name, None, &AgentReport::default())
+                .await
+                .map(drop),
             Err(error) if refusal(&error) == Some(409) => Ok(()),
             Err(error) => Err(error),
         }

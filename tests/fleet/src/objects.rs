@@ -1,7 +1,9 @@
 //! Nodes and `GpuNode`s of the size that real ones have: 50 images, 40 labels, 8 GPUs. No IO.
 
+use gpunode_config::known_fields;
 use gpunode_crds::GROUP;
 use serde_json::{Map, Value, json};
+use std::collections::BTreeSet;
 
 /// Label that selects every simulated node.
 pub const MEMBER_LABEL: &str = "fleet.example.com/member";
@@ -145,14 +147,22 @@ pub fn gpu_node(name: &str, node_uid: &str) -> Value {
     })
 }
 
-/// Returns the status of a `GpuNode` in the form that an agent applies.
-pub fn applied_status(name: &str, report: &AgentReport) -> Value {
-    json!({
-        "apiVersion": format!("{GROUP}/v1alpha1"),
-        "kind": "GpuNode",
-        "metadata": {"name": name},
-        "status": status(name, report),
-    })
+/// Returns the merge patch with which an agent turns its status from `before` into `report`; none if they are equal. It
+/// has each changed field as a whole, so it is larger than that of a real agent.
+pub fn status_patch(name: &str, before: Option<&AgentReport>, report: &AgentReport) -> Option<Value> {
+    let before = before.map_or_else(|| json!({}), |before| status(name, before));
+    let now = status(name, report);
+    let keys: BTreeSet<&String> = [&before, &now]
+        .into_iter()
+        .filter_map(Value::as_object)
+        .flat_map(Map::keys)
+        .collect();
+    let changes: Map<String, Value> = keys
+        .into_iter()
+        .filter(|key| before.get(*key) != now.get(*key))
+        .map(|key| (key.clone(), now.get(key).cloned().unwrap_or_default()))
+        .collect();
+    (!changes.is_empty()).then(|| json!({"status": changes}))
 }
 
 fn status(name: &str, report: &AgentReport) -> Value {
@@ -160,7 +170,7 @@ fn status(name: &str, report: &AgentReport) -> Value {
     let healthy = GPUS - usize::from(report.unhealthy_since.is_some());
     let mut agent = json!({
         "pod": format!("gpunode-agent-{name}"), "podUid": format!("uid-of-{name}"), "mode": "Discovery",
-        "version": env!("CARGO_PKG_VERSION"), "configVersions": [1],
+        "version": env!("CARGO_PKG_VERSION"), "configVersions": [1], "configFields": known_fields(),
     });
     let mut status = json!({
         "hardware": format!("{GPUS} x {PRODUCT}"),
@@ -237,9 +247,8 @@ mod tests {
     #[test]
     fn simulated_status_is_one_of_the_api() {
         let mut report = AgentReport::default();
-        let read = |report: &AgentReport| -> GpuNodeStatus {
-            serde_json::from_value(applied_status("fleet-00001", report)["status"].clone()).unwrap()
-        };
+        let read =
+            |report: &AgentReport| -> GpuNodeStatus { serde_json::from_value(status("fleet-00001", report)).unwrap() };
         let status = read(&report);
         assert_eq!((status.gpus.len(), status.config_hash), (GPUS, None));
         assert_eq!(status.agent.unwrap().mode, AgentMode::Discovery);
@@ -258,5 +267,23 @@ mod tests {
             .collect();
         assert_eq!(health[..2], [HealthState::Unhealthy, HealthState::Healthy]);
         assert!(status.gpus[0].architecture.is_some() && status.gpus[0].mode.is_some());
+    }
+
+    #[test]
+    fn agent_that_answers_a_step_sends_what_changed_alone() {
+        let before = AgentReport {
+            in_force: Some(("p".to_owned(), "old".to_owned())),
+            ..AgentReport::default()
+        };
+        let mut after = before.clone();
+        assert_eq!(status_patch("fleet-00001", Some(&before), &after), None);
+        after.in_force = Some(("p".to_owned(), "new".to_owned()));
+        after.finished_step = Some("2026-01-03T00:00:00Z".to_owned());
+        assert_eq!(
+            status_patch("fleet-00001", Some(&before), &after).unwrap(),
+            json!({"status": {"configHash": "new", "finishedStep": "2026-01-03T00:00:00Z"}})
+        );
+        let undone = status_patch("fleet-00001", Some(&after), &before).unwrap();
+        assert!(undone["status"]["finishedStep"].is_null());
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::{
     api::{ApiClient, GPU_NODES, NODES, PatchForm},
-    objects::{AgentReport, applied_status, node_name},
+    objects::{AgentReport, node_name, status_patch},
 };
 use anyhow::{Context, Result};
 use futures::TryStreamExt as _;
@@ -40,8 +40,17 @@ pub struct SimulatedAgents {
 struct AgentsState {
     api: ApiClient,
     behaviour: Mutex<AgentBehaviour>,
-    reports: Mutex<BTreeMap<String, AgentReport>>,
+    reports: Mutex<BTreeMap<String, SimulatedReport>>,
     answers: AtomicUsize,
+}
+
+/// Report of one agent.
+#[derive(Clone, Debug, Default)]
+struct SimulatedReport {
+    /// What it has to say.
+    wanted: AgentReport,
+    /// What the API server has; at first that of an agent that has just created its `GpuNode`.
+    sent: AgentReport,
 }
 
 /// Behaviour of all agents.
@@ -121,13 +130,12 @@ impl SimulatedAgents {
 
     /// Makes the first GPU of a node unhealthy, or healthy again, and reports it.
     pub async fn set_unhealthy(&self, name: &str, is_unhealthy: bool) -> Result<()> {
-        let report = {
+        {
             let mut reports = locked(&self.state.reports);
             let report = reports.entry(name.to_owned()).or_default();
-            report.unhealthy_since = is_unhealthy.then(|| Timestamp::now().to_string());
-            report.clone()
-        };
-        send_report(&self.state.api, name, &report).await
+            report.wanted.unhealthy_since = is_unhealthy.then(|| Timestamp::now().to_string());
+        }
+        self.state.send(name).await.map(drop)
     }
 }
 
@@ -139,13 +147,34 @@ impl Drop for SimulatedAgents {
     }
 }
 
-/// Sends the status of a node as its agent does.
-pub async fn send_report(api: &ApiClient, name: &str, report: &AgentReport) -> Result<()> {
-    let path = format!("{GPU_NODES}/{name}/status?fieldManager={AGENT_FIELD_MANAGER}&force=true");
-    let status = applied_status(name, report);
-    api.patch::<serde::de::IgnoredAny>(&path, PatchForm::Apply, &status)
-        .await
-        .map(drop)
+impl AgentsState {
+    /// Sends what changed in the report of a node; returns false if nothing did.
+    async fn send(&self, name: &str) -> Result<bool> {
+        let Some(SimulatedReport { wanted, sent }) = locked(&self.reports).get(name).cloned() else {
+            return Ok(false);
+        };
+        let is_sent = send_report(&self.api, name, Some(&sent), &wanted).await?;
+        if let Some(report) = locked(&self.reports).get_mut(name) {
+            report.sent = wanted;
+        }
+        Ok(is_sent)
+    }
+}
+
+/// Sends the status of a node as its agent does: a merge patch of what differs from `before`. Returns false if nothing does.
+pub async fn send_report(
+    api: &ApiClient,
+    name: &str,
+    before: Option<&AgentReport>,
+    report: &AgentReport,
+) -> Result<bool> {
+    let Some(patch) = status_patch(name, before, report) else {
+        return Ok(false);
+    };
+    let path = format!("{GPU_NODES}/{name}/status?fieldManager={AGENT_FIELD_MANAGER}");
+    api.patch::<serde::de::IgnoredAny>(&path, PatchForm::Merge, &patch)
+        .await?;
+    Ok(true)
 }
 
 async fn follow(state: Arc<AgentsState>) {
@@ -186,7 +215,7 @@ fn observe(state: &Arc<AgentsState>, object: GpuNodeView) {
     }
     {
         let mut reports = locked(&state.reports);
-        let report = reports.entry(name.clone()).or_default();
+        let report = &mut reports.entry(name.clone()).or_default().wanted;
         let is_finished = finished_step.is_none() || report.finished_step == finished_step;
         if report.in_force == in_force && is_finished {
             return;
@@ -201,14 +230,13 @@ fn observe(state: &Arc<AgentsState>, object: GpuNodeView) {
 async fn answer(state: Arc<AgentsState>, name: String, delay: Duration) {
     sleep(delay).await;
     loop {
-        let Some(report) = locked(&state.reports).get(&name).cloned() else {
-            return;
-        };
-        if send_report(&state.api, &name, &report).await.is_ok() {
-            state.answers.fetch_add(1, Ordering::Relaxed);
-            return;
+        match state.send(&name).await {
+            Ok(is_sent) => {
+                state.answers.fetch_add(usize::from(is_sent), Ordering::Relaxed);
+                return;
+            }
+            Err(_) => sleep(RETRY).await,
         }
-        sleep(RETRY).await;
     }
 }
 
