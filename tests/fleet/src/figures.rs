@@ -96,7 +96,7 @@ pub const FLEET_FIGURES: &[FleetFigure] = &[
     ),
     most(
         "configuration-ratio",
-        "the same: time, of 10 s and two raw writes per node",
+        "the same: time, of 10 s and the same writes raw",
         1.2,
         "x",
     ),

@@ -53,14 +53,14 @@ enum Scenario {
     Policies,
     /// A restart of the API server.
     Expired,
-    /// A configuration of all agents.
-    Configuration,
     /// A leader that is killed or stopped.
     Failover,
     /// Lists that the API server refuses.
     Refusals,
-    /// Heartbeats alone. Last, since they go on.
+    /// Heartbeats alone, which go on afterwards.
     Idle,
+    /// One change of configuration. Last, since resources that are gone leave the records minutes later.
+    Configuration,
 }
 
 fn main() -> Result<()> {

@@ -4,8 +4,10 @@ use crate::{
     api::{ApiClient, GPU_NODES, Metadata, NODES, Named, PatchForm, refusal},
     fleet::Fleet,
 };
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use futures::{StreamExt as _, TryStreamExt as _, stream};
+use gpunode_crds::AGENT_FIELD_MANAGER;
+use jiff::Timestamp;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::time::Instant;
@@ -82,6 +84,63 @@ fn patch(node: &RawNode, round: usize) -> Value {
         {"op": "add", "path": format!("/metadata/annotations/{key}"), "value": format!("{round:0>RECORD_LENGTH$}")},
         {"op": "add", "path": "/spec/taints", "value": taints},
     ])
+}
+
+/// Fields that a patch of a `GpuNode` depends on.
+#[derive(Clone, Deserialize)]
+struct RawGpuNode {
+    metadata: Metadata,
+    #[serde(default)]
+    spec: RawGpuNodeSpec,
+}
+
+#[derive(Clone, Default, Deserialize)]
+#[serde(default)]
+struct RawGpuNodeSpec {
+    config: Value,
+}
+
+/// Returns the configuration that the first `GpuNode` has.
+pub async fn configuration_of_fleet(fleet: &Fleet) -> Result<Value> {
+    let gpu_nodes: Vec<RawGpuNode> = fleet.admin().list(GPU_NODES, "").await?;
+    let first = gpu_nodes.into_iter().next().context("the fleet has no GpuNode")?;
+    Ok(first.spec.config)
+}
+
+/// Patches a configuration and a step into every `GpuNode`, and then the status that answers it, as a rollout and its agents
+/// do; returns the seconds that the patches took.
+pub async fn raw_configuration(fleet: &Fleet, config: &Value) -> Result<f64> {
+    let gpu_nodes: Vec<RawGpuNode> = fleet.admin().list(GPU_NODES, "").await?;
+    let step = Timestamp::now().to_string();
+    let begin = Instant::now();
+    stream::iter(gpu_nodes)
+        .map(|gpu_node| configure(fleet, gpu_node.metadata, config, &step))
+        .buffer_unordered(CONNECTIONS)
+        .try_collect::<Vec<()>>()
+        .await?;
+    Ok(begin.elapsed().as_secs_f64())
+}
+
+async fn configure(fleet: &Fleet, gpu_node: Metadata, config: &Value, step: &str) -> Result<()> {
+    let path = format!("{GPU_NODES}/{}", gpu_node.name);
+    let spec = json!({
+        "metadata": {"resourceVersion": gpu_node.resource_version},
+        "spec": {"config": config, "step": {"startedAt": step, "generation": 1, "failed": null}},
+    });
+    let status = json!({"status": {"configHash": config["hash"], "finishedStep": step}});
+    let writes = [
+        (fleet.account(), format!("{path}?fieldManager=gpunode-fleet"), spec),
+        (
+            fleet.admin(),
+            format!("{path}/status?fieldManager={AGENT_FIELD_MANAGER}"),
+            status,
+        ),
+    ];
+    for (api, path, change) in writes {
+        let written = api.patch::<Named>(&path, PatchForm::Merge, &change).await;
+        written.context("write what a rollout writes")?;
+    }
+    Ok(())
 }
 
 /// Lists Nodes and `GpuNode`s in pages by two clients at once, as two replicas do; returns the seconds until both have all.

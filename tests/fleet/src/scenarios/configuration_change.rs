@@ -2,7 +2,8 @@
 
 use crate::{
     Fleet, number,
-    raw::raw_change,
+    objects::node_name,
+    raw::{configuration_of_fleet, raw_configuration},
     scenarios::{all_nodes, most_writes},
     simulated_agents::AgentBehaviour,
 };
@@ -32,12 +33,15 @@ pub struct ConfigurationChange {
     pub node_writes: usize,
     /// From the edit until the policy counts every node as ready.
     pub seconds: f64,
-    /// These seconds, of the delays of ten tenths one after the other and two raw writes for each node.
+    /// Seconds of a bare client for the same writes, which awaits no agent.
+    pub raw: f64,
+    /// The seconds of the change, of the delays of ten tenths one after the other and the writes of the bare client.
     pub ratio: f64,
 }
 
-fn policy(xids: &[i32]) -> Value {
+fn policy(xids: &[i32], mode: &str) -> Value {
     json!({
+        "mode": mode,
         "nodeSelector": all_nodes(),
         "devicePlugin": {"health": {"ignoreXids": xids}},
         "rollout": {"maxUnavailable": "10%"},
@@ -50,11 +54,10 @@ pub async fn configuration_change(fleet: &Fleet) -> Result<ConfigurationChange> 
     let size = fleet.size();
     let mut requests = fleet.requests()?;
     fleet.agents().behave(AgentBehaviour::default());
-    fleet.apply_policy(POLICY, &policy(&[13])).await?;
+    fleet.apply_policy(POLICY, &policy(&[13], "Enforce")).await?;
     fleet.await_ready_nodes(POLICY, size).await?;
     fleet.await_quiet(&mut requests, DELAY * 5).await?;
-    raw_change(fleet, 0).await?;
-    let raw = raw_change(fleet, 1).await?;
+    let former = configuration_of_fleet(fleet).await?;
 
     fleet.agents().behave(AgentBehaviour {
         delay: DELAY,
@@ -62,20 +65,31 @@ pub async fn configuration_change(fleet: &Fleet) -> Result<ConfigurationChange> 
     });
     let (mut requests, answers) = (fleet.requests()?, fleet.agents().answers());
     let begin = Instant::now();
-    fleet.apply_policy(POLICY, &policy(&[13, 31])).await?;
+    fleet.apply_policy(POLICY, &policy(&[13, 31], "Enforce")).await?;
     fleet.await_ready_nodes(POLICY, size).await?;
     let seconds = begin.elapsed().as_secs_f64();
     fleet.await_quiet(&mut requests, DELAY * 5).await?;
 
     let specs = requests.writes_by_name("gpunodes")?;
     let nodes = requests.writes_by_name("nodes")?;
-    let allowed = WAVES * DELAY.as_secs_f64() + 2.0 * raw;
+    let answered = fleet.agents().answers() - answers;
+
+    // The operators follow the bare client's writes and answer none, as do the agents.
+    fleet.apply_policy(POLICY, &policy(&[13, 31], "Paused")).await?;
+    fleet.agents().behave(AgentBehaviour {
+        delay: DELAY,
+        silent: (0..size).map(node_name).collect(),
+    });
+    fleet.await_quiet(&mut requests, DELAY * 5).await?;
+    let raw = raw_configuration(fleet, &former).await?;
+    let allowed = WAVES * DELAY.as_secs_f64() + raw;
     Ok(ConfigurationChange {
         spec_writes_per_node: number(specs.values().sum()) / number(size),
         most_spec_writes: most_writes(&specs),
-        status_writes_per_node: number(fleet.agents().answers() - answers) / number(size),
+        status_writes_per_node: number(answered) / number(size),
         node_writes: nodes.values().sum(),
         seconds,
+        raw,
         ratio: seconds / allowed,
     })
 }
