@@ -16,7 +16,7 @@ use jiff::Timestamp;
 use k8s_openapi::{api::core::v1::Node, apimachinery::pkg::apis::meta::v1::OwnerReference};
 use kube::{
     Api, Client,
-    api::{Patch, PatchParams, PostParams},
+    api::{ListParams, Patch, PatchParams, PostParams},
 };
 use serde_json::{Map, Value, json};
 use std::{collections::BTreeSet, time::Duration};
@@ -55,6 +55,16 @@ enum StatusWriteError {
     NoAnswer { action: &'static str },
 }
 
+/// End of a try to write the status.
+#[derive(Debug, PartialEq, Eq)]
+enum StatusWriteOutcome {
+    /// There is nothing to write.
+    Unchanged,
+    Written,
+    /// The GpuNode is newer than the one that the change was made for.
+    Outdated,
+}
+
 impl StatusWriteError {
     fn is_conflict(&self) -> bool {
         matches!(self, Self::Call { source: kube::Error::Api(status), .. } if status.is_conflict())
@@ -78,6 +88,8 @@ impl StatusReporter {
             client: self.client,
             node: self.node_name,
             written: None,
+            newest: None,
+            reads_first: false,
             next_change: None,
         };
         let mut pace = RetryPace::default();
@@ -98,11 +110,19 @@ impl StatusReporter {
                 continue;
             }
             match writer.write(report, &current).await {
-                Ok(false) => {}
-                Ok(true) => {
+                Ok(StatusWriteOutcome::Unchanged) => {}
+                Ok(StatusWriteOutcome::Written) => {
                     pace = RetryPace::default();
                     errors.clear();
                     sleep(MIN_INTERVAL).await;
+                }
+                Ok(StatusWriteOutcome::Outdated) => {
+                    // Mostly the watch brings the other change at once. A silent one must not delay this one.
+                    tokio::select! {
+                        () = sleep(pace.failed()) => writer.reads_first = true,
+                        _ = self.gpu_node.changed() => sleep(SETTLE).await,
+                    }
+                    continue;
                 }
                 Err(error) => {
                     if let Some(error) = errors.changed(error) {
@@ -150,8 +170,19 @@ struct StatusWriter {
     client: Client,
     node: String,
     written: Option<WrittenStatus>,
+    /// The object that was read after a conflict, until it is written or the watch brings another one.
+    newest: Option<NewestGpuNode>,
+    /// True if the next write has to read the object first.
+    reads_first: bool,
     /// Time at which the status changes by itself: a missing GPU is given up.
     next_change: Option<Timestamp>,
+}
+
+/// A GpuNode that is newer than what the watch has brought.
+struct NewestGpuNode {
+    /// Version of the object that the watch had shown before.
+    observed_version: Option<String>,
+    object: ObservedGpuNode,
 }
 
 /// The last write.
@@ -166,48 +197,75 @@ struct WrittenStatus {
 }
 
 impl StatusWriter {
-    /// Writes the status if it differs; returns whether it did.
-    async fn write(&mut self, report: Option<StatusReport>, gpu_node: &GpuNodeState) -> Result<bool, StatusWriteError> {
+    /// Writes the status if it differs.
+    async fn write(
+        &mut self,
+        report: Option<StatusReport>,
+        gpu_node: &GpuNodeState,
+    ) -> Result<StatusWriteOutcome, StatusWriteError> {
         match (report, gpu_node) {
             (Some(report), GpuNodeState::Absent) if report.create => {
                 self.create().await?;
                 // The watch delivers it.
-                Ok(false)
+                Ok(StatusWriteOutcome::Unchanged)
             }
-            (None, _) | (Some(_), GpuNodeState::Unknown | GpuNodeState::Absent) => Ok(false),
-            (Some(report), GpuNodeState::Present(object)) => {
+            (None, _) | (Some(_), GpuNodeState::Unknown | GpuNodeState::Absent) => Ok(StatusWriteOutcome::Unchanged),
+            (Some(report), GpuNodeState::Present(shown)) => {
+                let observed_version = shown.metadata.resource_version.clone();
+                self.read_newest(observed_version.as_deref()).await?;
+                let object = self.newest.as_ref().map_or(&**shown, |newest| &newest.object);
                 let mut status = report.status;
                 let now = Timestamp::now();
                 if let Some(written) = &mut self.written
-                    && written.observed_version != object.metadata.resource_version
+                    && written.observed_version != observed_version
                 {
                     written.answer = None;
                 }
                 let patch = planned_patch(self.written.as_ref(), &mut status, object, now);
                 self.next_change = next_given_up(&status.gpus, now);
                 let Some(patch) = patch else {
-                    return Ok(false);
+                    return Ok(StatusWriteOutcome::Unchanged);
                 };
                 let answer = match self.patch_whole(&patch, &status).await {
                     Ok(answer) => answer,
-                    // The operator changed its conditions meanwhile, and the watch brings them.
+                    // Such as the operator, which changed its conditions meanwhile.
                     Err(error) if error.is_conflict() => {
                         debug!(%error, "the GpuNode changed meanwhile");
-                        return Ok(false);
+                        return Ok(StatusWriteOutcome::Outdated);
                     }
                     Err(error) => return Err(error),
                 };
-                let observed_version = object.metadata.resource_version.clone();
                 let version = answer.metadata.resource_version.clone();
+                self.newest = None;
                 self.written = Some(WrittenStatus {
                     status,
                     answer: (version != observed_version).then_some(answer),
                     observed_version,
                     version,
                 });
-                Ok(true)
+                Ok(StatusWriteOutcome::Written)
             }
         }
+    }
+
+    /// Reads the object if the last write was made for an older one and the watch, which shows `observed_version`, has
+    /// brought none since. Forgets what was read before the watch brought another one.
+    async fn read_newest(&mut self, observed_version: Option<&str>) -> Result<(), StatusWriteError> {
+        self.newest
+            .take_if(|newest| newest.observed_version.as_deref() != observed_version);
+        if !self.reads_first {
+            return Ok(());
+        }
+        // A list of one, for which agents need no further permission.
+        let only_this = ListParams::default().fields(&format!("metadata.name={}", self.node));
+        let list = call("read the GpuNode again", api(self.client.clone()).list(&only_this)).await?;
+        self.reads_first = false;
+        // If it is gone, the watch tells.
+        self.newest = list.items.into_iter().next().map(|object| NewestGpuNode {
+            observed_version: observed_version.map(str::to_owned),
+            object,
+        });
+        Ok(())
     }
 
     /// Changes the status, once more if it is not as wanted then: somebody changed it meanwhile, or the object is another one.

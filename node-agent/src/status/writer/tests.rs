@@ -295,11 +295,13 @@ fn next_change_builds_on_the_answer_to_the_last_one() {
     assert_eq!(patch["status"].get("configHash"), None);
 }
 
-/// An API server that keeps what is written, and when that was. The first requests get a conflict.
+/// An API server that keeps what is written, and when that was. The first writes get a conflict.
 #[derive(Clone, Default)]
 struct ApiServer {
     written: Arc<Mutex<Vec<(Instant, Value)>>>,
     conflicts: Arc<Mutex<usize>>,
+    /// Number of reads.
+    reads: Arc<Mutex<usize>>,
     /// The status that it has.
     live: Arc<Mutex<Value>>,
 }
@@ -330,9 +332,23 @@ impl ApiServer {
             let Self {
                 written,
                 conflicts,
+                reads,
                 live,
             } = server.clone();
             async move {
+                if request.method() == Method::GET {
+                    let query = request.uri().query().unwrap_or_default();
+                    assert!(query.ends_with("fieldSelector=metadata.name%3Da"), "{query}");
+                    *reads.lock().unwrap() += 1;
+                    let item = object("9", live.lock().unwrap().clone());
+                    let list = json!({
+                        "apiVersion": "gpunode.dev/v1alpha1",
+                        "kind": "GpuNodeList",
+                        "metadata": {},
+                        "items": [item],
+                    });
+                    return Ok(Response::new(Body::from(serde_json::to_vec(&list).unwrap())));
+                }
                 assert_eq!(request.method(), Method::PATCH);
                 assert_eq!(request.headers()["content-type"], "application/merge-patch+json");
                 let body = request.into_body().collect_bytes().await.unwrap();
@@ -363,6 +379,10 @@ impl ApiServer {
             }
         });
         Client::new(service, "default")
+    }
+
+    fn reads(&self) -> usize {
+        *self.reads.lock().unwrap()
     }
 
     fn writes(&self) -> Vec<(Instant, Value)> {
@@ -533,9 +553,35 @@ async fn refused_change_is_written_when_the_watch_has_brought_the_other_one() {
     *server.conflicts.lock().unwrap() = 1;
     let (reports, gpu_node) = reporter(&server, object("1", json!({})));
     reports.send_replace(report("one", true));
-    sleep(Duration::from_mins(1)).await;
+    sleep(Duration::from_millis(400)).await;
     assert!(server.writes().is_empty(), "the object has another version");
     gpu_node.send_replace(GpuNodeState::Present(Arc::new(object("2", json!({})))));
     sleep(Duration::from_secs(1)).await;
-    assert_eq!(server.writes().len(), 1);
+    assert_eq!((server.writes().len(), server.reads()), (1, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn refused_change_is_written_after_one_read_while_the_watch_is_silent() {
+    let server = ApiServer::default();
+    *server.conflicts.lock().unwrap() = 1;
+    let (reports, _gpu_node) = reporter(&server, object("1", json!({})));
+    reports.send_replace(report("one", true));
+    sleep(Duration::from_secs(2)).await;
+    assert_eq!((server.writes().len(), server.reads()), (1, 1));
+    sleep(Duration::from_mins(1)).await;
+    assert_eq!(server.writes().len(), 1, "the watch shows the old object still");
+    reports.send_replace(report("two", true));
+    sleep(Duration::from_secs(2)).await;
+    assert_eq!((server.writes().len(), server.reads()), (2, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn changes_that_are_refused_again_and_again_are_tried_ever_more_rarely() {
+    let server = ApiServer::default();
+    *server.conflicts.lock().unwrap() = usize::MAX;
+    let (reports, _gpu_node) = reporter(&server, object("1", json!({})));
+    reports.send_replace(report("one", true));
+    sleep(Duration::from_mins(10)).await;
+    // Five pauses that grow, then 15 to 30 s each.
+    assert!((20..=46).contains(&server.reads()), "{}", server.reads());
 }
