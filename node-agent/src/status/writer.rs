@@ -7,6 +7,7 @@ use crate::{
         missing::{keep_missing, next_given_up},
         patch::{keep_foreign_conditions, merge_patch},
         report::set_times,
+        start_mark::StartMark,
         step::set_finished_step,
     },
 };
@@ -32,7 +33,10 @@ const SETTLE: Duration = Duration::from_millis(250);
 /// Time between two writes.
 const MIN_INTERVAL: Duration = Duration::from_secs(1);
 /// Time for which an agent that starts waits until it has registered and knows the holders. An agent that restarts has
-/// the same to say afterwards as before, and writes nothing.
+/// the same to say afterwards as before, and writes nothing: thousands may do so in the same minute.
+///
+/// After an agent that ended within this time, the next one reports at once that it is not ready, and nothing else
+/// before it has lived for so long. Agents that end soon after each start so cost one write, however many starts follow.
 const START_GRACE: Duration = Duration::from_secs(5);
 
 /// A status to be written.
@@ -79,11 +83,28 @@ pub struct StatusReporter {
     /// The status to write; none while this agent does not report for the node.
     pub reports: watch::Receiver<Option<StatusReport>>,
     pub gpu_node: watch::Receiver<GpuNodeState>,
+    /// Mark of the start of an agent that settles some time later, if it does.
+    pub start_mark: Option<StartMark>,
 }
 
 impl StatusReporter {
     /// Writes. Does not end.
     pub async fn run(mut self) {
+        let mark = self.start_mark.take();
+        let start = StartGrace {
+            follows_early_end: mark.as_ref().is_some_and(StartMark::was_there),
+            ..StartGrace::default()
+        };
+        let remove_mark = async {
+            sleep(START_GRACE).await;
+            if let Some(mark) = mark {
+                mark.remove().await;
+            }
+        };
+        tokio::join!(self.write_reports(start), remove_mark);
+    }
+
+    async fn write_reports(mut self, mut start: StartGrace) {
         let mut writer = StatusWriter {
             client: self.client,
             node: self.node_name,
@@ -94,7 +115,6 @@ impl StatusReporter {
         };
         let mut pace = RetryPace::default();
         let mut errors = OnChange::default();
-        let mut start = StartGrace::default();
         loop {
             let report = self.reports.borrow_and_update().clone();
             let current = self.gpu_node.borrow_and_update().clone();
@@ -109,6 +129,7 @@ impl StatusReporter {
                 }
                 continue;
             }
+            let is_known = report.is_some() && matches!(current, GpuNodeState::Present(_));
             match writer.write(report, &current).await {
                 Ok(StatusWriteOutcome::Unchanged) => {}
                 Ok(StatusWriteOutcome::Written) => {
@@ -132,6 +153,7 @@ impl StatusReporter {
                     continue;
                 }
             }
+            start.has_reported |= is_known;
             let next_change = writer
                 .next_change
                 .map(|at| Duration::try_from(at.duration_since(Timestamp::now())).unwrap_or_default());
@@ -154,6 +176,10 @@ impl StatusReporter {
 struct StartGrace {
     end: Option<Instant>,
     is_over: bool,
+    /// True if the agent before this one ended in its own grace.
+    follows_early_end: bool,
+    /// True once a report is in the GpuNode.
+    has_reported: bool,
 }
 
 impl StartGrace {
@@ -161,8 +187,9 @@ impl StartGrace {
     fn end(&mut self, is_settled: bool, gpu_node: &GpuNodeState, now: Instant) -> Option<Instant> {
         let end = *self.end.get_or_insert(now + START_GRACE);
         let has_status = matches!(gpu_node, GpuNodeState::Present(object) if object.status.is_some());
-        self.is_over |= is_settled || now >= end;
-        (has_status && !self.is_over).then_some(end)
+        self.is_over |= (is_settled && !self.follows_early_end) || now >= end;
+        let is_warning = self.follows_early_end && !is_settled && !self.has_reported;
+        (has_status && !self.is_over && !is_warning).then_some(end)
     }
 }
 

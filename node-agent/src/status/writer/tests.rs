@@ -7,7 +7,7 @@ use std::{
     convert::Infallible,
     sync::{Arc, Mutex},
 };
-use tokio::time::advance;
+use tokio::{task::JoinHandle, time::advance};
 use tower::service_fn;
 
 fn status(hash: &str, second: i64) -> GpuNodeStatus {
@@ -407,6 +407,7 @@ async fn a_status_is_written_on_change_only_and_at_most_once_a_second() {
         node_name: "a".to_owned(),
         reports: reports.subscribe(),
         gpu_node: gpu_node.subscribe(),
+        start_mark: None,
     };
     tokio::spawn(reporter.run());
     for change in 1..=50 {
@@ -435,6 +436,20 @@ fn reporter(
     server: &ApiServer,
     live: ObservedGpuNode,
 ) -> (watch::Sender<Option<StatusReport>>, watch::Sender<GpuNodeState>) {
+    let (reports, gpu_node, _) = agent(server, live, None);
+    (reports, gpu_node)
+}
+
+/// Runs a reporter of an agent with this mark, and returns its inputs and its task.
+fn agent(
+    server: &ApiServer,
+    live: ObservedGpuNode,
+    start_mark: Option<StartMark>,
+) -> (
+    watch::Sender<Option<StatusReport>>,
+    watch::Sender<GpuNodeState>,
+    JoinHandle<()>,
+) {
     *server.live.lock().unwrap() = live.status.clone().unwrap_or_default();
     let reports = watch::Sender::new(None);
     let gpu_node = watch::Sender::new(GpuNodeState::Present(Arc::new(live)));
@@ -443,9 +458,10 @@ fn reporter(
         node_name: "a".to_owned(),
         reports: reports.subscribe(),
         gpu_node: gpu_node.subscribe(),
+        start_mark,
     };
-    tokio::spawn(reporter.run());
-    (reports, gpu_node)
+    let task = tokio::spawn(reporter.run());
+    (reports, gpu_node, task)
 }
 
 #[expect(clippy::unnecessary_wraps, reason = "the channel holds none before the first report")]
@@ -545,6 +561,36 @@ async fn agent_that_does_not_settle_says_so_after_a_few_seconds() {
         server.writes()[0].0 - start < Duration::from_secs(1),
         "the node has no status yet"
     );
+}
+
+#[tokio::test(start_paused = true)]
+async fn agents_that_end_soon_after_each_start_say_so_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = ApiServer::default();
+    *server.live.lock().unwrap() = json!(status("one", 5));
+    let start = || {
+        let live = object("1", server.live.lock().unwrap().clone());
+        agent(&server, live, Some(StartMark::set(folder.path())))
+    };
+    for (number, expected) in [(1, 0), (2, 1), (3, 1), (4, 1)] {
+        let (reports, _gpu_node, task) = start();
+        reports.send_replace(report("none", false));
+        sleep(Duration::from_secs(1)).await;
+        reports.send_replace(report("one", true));
+        sleep(Duration::from_secs(2)).await;
+        task.abort();
+        assert_eq!(server.writes().len(), expected, "start {number}");
+    }
+    assert_eq!(server.writes()[0].1, json!("none"));
+
+    // One that lives says so after its first seconds.
+    let (reports, _gpu_node, _task) = start();
+    reports.send_replace(report("one", true));
+    sleep(START_GRACE - Duration::from_secs(1)).await;
+    assert_eq!(server.writes().len(), 1);
+    sleep(Duration::from_mins(1)).await;
+    assert_eq!(server.writes().last().map(|(_, hash)| hash.clone()), Some(json!("one")));
+    assert!(!StartMark::set(folder.path()).was_there());
 }
 
 #[tokio::test(start_paused = true)]
