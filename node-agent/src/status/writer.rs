@@ -36,7 +36,7 @@ const MIN_INTERVAL: Duration = Duration::from_secs(1);
 /// the same to say afterwards as before, and writes nothing: thousands may do so in the same minute.
 ///
 /// After an agent that ended within this time, the next one reports at once that it is not ready, and nothing else
-/// before it has lived for so long. Agents that end soon after each start so cost one write, however many starts follow.
+/// before it has lived for so long. So agents that end soon after each start cost one write, whatever the number.
 const START_GRACE: Duration = Duration::from_secs(5);
 
 /// A status to be written.

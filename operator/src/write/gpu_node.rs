@@ -152,8 +152,8 @@ pub async fn write_conditions(
     Ok(())
 }
 
-/// Returns the error of a write that was not accepted. After a lost race the index learns the object as it is now, so that the
-/// next try need not wait for the watch. One read for each try; the queue's pauses after conflicts bound both.
+/// Returns the error of a write that was not accepted. After a lost race the index learns the object as it is now, so
+/// that the next try need not wait for the watch. One read for each try; the queue's pauses after conflicts bound both.
 async fn rejected(
     writer: &ClusterWriter,
     name: &str,
