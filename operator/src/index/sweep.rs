@@ -4,7 +4,7 @@
 //!
 //! | during a sweep | policies with an edit that some node misses, on a new leader all | other policies |
 //! |---|---|---|
-//! | permits of rollouts | none, since stages are of the spec before | none while a node misses an edit that may matter to it |
+//! | permits of rollouts | none: stages are of the spec before | none while a node misses an edit that may matter to it |
 //! | status | waits a second for that; on a new leader until each node was planned once | as always |
 
 use jiff::{SignedDuration, Timestamp};
