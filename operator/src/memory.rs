@@ -6,8 +6,8 @@
 //! returns the holes.
 //!
 //! `malloc_trim` holds the lock of an arena until it has returned every hole of it, with one system call for each
-//! (`mtrim` in malloc.c of glibc); there are no smaller steps. After a peak this takes many milliseconds, and whoever
-//! allocates there waits. So the thread of the Lease and the probes has the second arena, in which little is ever free.
+//! (`mtrim` in malloc.c of glibc); there are no smaller steps. The more holes a peak leaves the longer this takes, and
+//! whoever allocates there waits. So the thread of the Lease and the probes has the second arena, in which little is ever free.
 //! glibc gives a thread its arena at its first allocation: the first thread beside the main one gets a new arena while
 //! there are fewer than allowed, later ones share in turns (`arena_get2` and `reused_arena` in arena.c).
 
