@@ -148,6 +148,8 @@ pub async fn discover(args: NodeArgs) -> Result<()> {
                 node_name: args.node_name.clone(),
                 reports: reports.clone(),
                 gpu_node: gpu_node.clone(),
+                // It is settled at once.
+                start_mark: None,
             };
             tasks.spawn(reporter.run());
             reporting = true;

@@ -44,7 +44,7 @@ use crate::{
         role::Role,
     },
     runtime::{blocking_thread::BlockingThread, signals::Signals},
-    status::writer::StatusReporter,
+    status::{start_mark::StartMark, writer::StatusReporter},
 };
 use anyhow::{Context as _, Result};
 use kube::Client;
@@ -238,6 +238,7 @@ fn spawn_api_server_tasks(
         node_name: node.node_name.clone(),
         reports: outputs.status_reports.subscribe(),
         gpu_node: gpu_node.subscribe(),
+        start_mark: Some(StartMark::set(&node.host.state_dir)),
     };
     let gpu_node_watch = GpuNodeWatch {
         client: client.clone(),

@@ -13,6 +13,7 @@
 //! | `step` | the last step of a rollout that the agent finished |
 //! | `number` | numbers in the API's type |
 //! | `patch` | the change of a status as a merge patch, pure |
+//! | `start_mark` | the file that an agent leaves which ends soon after its start |
 //! | `writer` | writes the status to the API server when it changes |
 
 pub mod conditions;
@@ -24,6 +25,7 @@ mod number;
 mod patch;
 pub mod report;
 mod resources;
+pub mod start_mark;
 mod step;
 mod usage;
 pub mod writer;

@@ -361,7 +361,37 @@ impl ClusterIndex {
             self.outcomes.await_plans(policy);
         }
         self.sweep.begin(self.nodes_to_plan(), &names, now);
+        let of_rollouts: Vec<&str> = edited
+            .iter()
+            .filter(|policy| names.contains(&policy.name) && changes_rollouts(policy))
+            .map(|policy| policy.name.as_str())
+            .collect();
+        self.hold_rollouts(&of_rollouts, knew_set);
         self.begin_sweep(now, effects);
+    }
+
+    /// Lets rollouts wait for the plans of those of their nodes whose stages an edit of the policies `edited` may
+    /// change; for all of their nodes unless `knew_set`.
+    fn hold_rollouts(&mut self, edited: &[&str], knew_set: bool) {
+        let Self {
+            objects,
+            outcomes,
+            sweep,
+            ..
+        } = self;
+        let edited: Vec<_> = edited.iter().map(|name| (*name, objects.policy(name))).collect();
+        if knew_set && edited.is_empty() {
+            return;
+        }
+        for (node, statuses) in outcomes.policies_by_node() {
+            // Where it had an outcome, the last plan of the node was made with it.
+            let concerns = |(name, spec): &(&str, Option<&Policy>)| {
+                statuses.iter().any(|(policy, _)| **policy == **name) || objects.may_concern(name, *spec, node)
+            };
+            if !knew_set || edited.iter().any(concerns) {
+                sweep.hold(node, statuses.iter().map(|(policy, _)| policy));
+            }
+        }
     }
 
     /// Returns the nodes that exist, and those that are counted and gone.
@@ -390,15 +420,16 @@ impl ClusterIndex {
             statuses = self.objects.policies.names();
         }
         for policy in statuses {
-            effects.queue(WorkKey::PolicyStatus(policy));
+            effects.queue(WorkKey::PolicyStatus(policy.clone()));
+            self.rollouts_to_advance.insert(policy);
         }
         if progress.is_over {
             let objects = &self.objects;
             self.outcomes.retain(|name| objects.policy(name).is_some());
             let policies = self.objects.set().iter().map(|policy| policy.name.clone());
             self.rollouts_to_advance.extend(policies);
-            self.advance_rollouts(effects);
         }
+        self.advance_rollouts(effects);
     }
 
     /// Queues the nodes that changed, unless they are as their own writes leave them.
@@ -511,13 +542,15 @@ impl ClusterIndex {
         self.daemonsets.outdated_discovery()
     }
 
-    /// Grants turns in the rollouts that may go on: not before each node is planned with the present spec, so that the
-    /// order of the plans does not matter. The end of the sweep advances those that wait.
+    /// Grants turns in the rollouts that may go on: not before each node that a policy counts is planned with the
+    /// present specs, so that the order of the plans does not matter. Others go on with the plan of the last such node.
     fn advance_rollouts(&mut self, effects: &mut Effects) {
-        if self.sweep.holds_rollouts() {
-            return;
-        }
-        for name in std::mem::take(&mut self.rollouts_to_advance) {
+        let rollouts = std::mem::take(&mut self.rollouts_to_advance);
+        let (held, ready): (_, BTreeSet<_>) = rollouts
+            .into_iter()
+            .partition(|policy| self.sweep.holds_rollouts(policy));
+        self.rollouts_to_advance = held;
+        for name in ready {
             let (Some(policy), Some(rollouts)) = (self.objects.policy(&name), self.outcomes.rollouts(&name)) else {
                 continue;
             };
@@ -996,6 +1029,16 @@ fn comes_or_goes(delta: &ObjectDelta<GpuNodePolicy>) -> bool {
         return true;
     };
     before.metadata.deletion_timestamp != after.metadata.deletion_timestamp
+}
+
+/// True if an edit of a policy may change the stages of nodes in the rollouts of other policies: it has, or had, a
+/// device plugin or taints, or holds whole nodes. Labels change no stage; no policy selects by them.
+fn changes_rollouts(delta: &ObjectDelta<GpuNodePolicy>) -> bool {
+    let mut specs = [&delta.before, &delta.after].into_iter().flatten().map(|it| &it.spec);
+    specs.any(|spec| {
+        let has_taints = !spec.taints.is_empty() || spec.startup_taint.is_some() || spec.unhealthy_taint.is_some();
+        spec.device_plugin.is_some() || has_taints || spec.mode() == PolicyMode::Paused
+    })
 }
 
 /// True for a policy in mode Preview, and for one that does not exist: neither writes to a node.

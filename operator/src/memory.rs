@@ -1,9 +1,15 @@
 //! Gives memory back to the machine after a peak. The only unsafe code of the operator.
 //!
 //! Lists and sweeps need more memory for a moment than the caches keep. glibc keeps what is freed for later: in one
-//! arena for each thread, of which only the end can shrink, with holes between what is still in use. So the operator
-//! has one arena, which all threads share (what the watches allocate, the index frees), large buffers outside of it,
-//! and a task that returns the holes.
+//! arena for each thread, of which only the end can shrink, with holes between what is still in use. So the threads of
+//! the caches share one arena (what the watches allocate, the index frees), large buffers are outside of it, and a task
+//! returns the holes.
+//!
+//! `malloc_trim` holds the lock of an arena until it has returned every hole of it, with one system call for each
+//! (`mtrim` in malloc.c of glibc); there are no smaller steps. The more holes a peak leaves the longer this takes, and
+//! whoever allocates there waits. So the thread of the Lease and the probes has the second arena, in which little is ever free.
+//! glibc gives a thread its arena at its first allocation: the first thread beside the main one gets a new arena while
+//! there are fewer than allowed, later ones share in turns (`arena_get2` and `reused_arena` in arena.c).
 
 #![allow(unsafe_code, reason = "the allocator's settings are functions of the C library")]
 
@@ -15,8 +21,8 @@ const PAUSE: Duration = Duration::from_secs(10);
 
 /// Settings by their numbers in malloc.h of glibc.
 const SETTINGS: [(c_int, c_int); 2] = [
-    // M_ARENA_MAX.
-    (-8, 1),
+    // M_ARENA_MAX: one for the caches, one for the thread `lead`.
+    (-8, 2),
     // M_MMAP_THRESHOLD: a block of so many bytes has a mapping of its own, which ends with it. Without the setting the
     // number grows with each larger block that is freed.
     (-3, 256 * 1024),
@@ -46,7 +52,7 @@ pub async fn return_free_memory() {
     pauses.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         pauses.tick().await;
-        // SAFETY: returns only pages without a block in use, and holds the allocator's own lock meanwhile.
+        // SAFETY: returns only pages without a block in use, and holds the allocator's own locks meanwhile.
         #[cfg(target_env = "gnu")]
         unsafe {
             malloc_trim(0)

@@ -153,10 +153,19 @@ pub async fn run(args: OperatorArgs) -> Result<()> {
         events,
     };
 
-    let mut lead = RuntimeThread::start("lead", move || lead.run())?;
+    // The first thread has an arena of its own, the next one that of this thread (`memory`). Lead begins once both have
+    // theirs: looking up names takes threads, which get arenas, too.
+    let (begin, may_begin) = oneshot::channel::<()>();
+    let lead = move || async move {
+        // Fails if the other thread did not start, and the process ends.
+        let _ = may_begin.await;
+        Box::pin(lead.run()).await
+    };
+    let mut lead = RuntimeThread::start("lead", lead)?;
     // Plans of a large fleet take seconds: watches, writes and probes go on meanwhile.
     let reconcile = move || endless("reconcile", reconciler.run(messages, leadership));
     let mut reconcile = RuntimeThread::start("reconcile", reconcile)?;
+    let _ = begin.send(());
     let mut tasks = JoinSet::new();
     tasks.spawn(endless("watch the cluster", watch.run()));
     tasks.spawn(endless("write to the API server", write_worker.run()));

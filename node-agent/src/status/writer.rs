@@ -7,6 +7,7 @@ use crate::{
         missing::{keep_missing, next_given_up},
         patch::{keep_foreign_conditions, merge_patch},
         report::set_times,
+        start_mark::StartMark,
         step::set_finished_step,
     },
 };
@@ -16,7 +17,7 @@ use jiff::Timestamp;
 use k8s_openapi::{api::core::v1::Node, apimachinery::pkg::apis::meta::v1::OwnerReference};
 use kube::{
     Api, Client,
-    api::{Patch, PatchParams, PostParams},
+    api::{ListParams, Patch, PatchParams, PostParams},
 };
 use serde_json::{Map, Value, json};
 use std::{collections::BTreeSet, time::Duration};
@@ -32,7 +33,10 @@ const SETTLE: Duration = Duration::from_millis(250);
 /// Time between two writes.
 const MIN_INTERVAL: Duration = Duration::from_secs(1);
 /// Time for which an agent that starts waits until it has registered and knows the holders. An agent that restarts has
-/// the same to say afterwards as before, and writes nothing.
+/// the same to say afterwards as before, and writes nothing: thousands may do so in the same minute.
+///
+/// After an agent that ended within this time, the next one reports at once that it is not ready, and nothing else
+/// before it has lived for so long. So agents that end soon after each start cost one write, whatever the number.
 const START_GRACE: Duration = Duration::from_secs(5);
 
 /// A status to be written.
@@ -55,6 +59,16 @@ enum StatusWriteError {
     NoAnswer { action: &'static str },
 }
 
+/// End of a try to write the status.
+#[derive(Debug, PartialEq, Eq)]
+enum StatusWriteOutcome {
+    /// There is nothing to write.
+    Unchanged,
+    Written,
+    /// The GpuNode is newer than the one that the change was made for.
+    Outdated,
+}
+
 impl StatusWriteError {
     fn is_conflict(&self) -> bool {
         matches!(self, Self::Call { source: kube::Error::Api(status), .. } if status.is_conflict())
@@ -69,20 +83,38 @@ pub struct StatusReporter {
     /// The status to write; none while this agent does not report for the node.
     pub reports: watch::Receiver<Option<StatusReport>>,
     pub gpu_node: watch::Receiver<GpuNodeState>,
+    /// Mark of the start of an agent that settles some time later, if it does.
+    pub start_mark: Option<StartMark>,
 }
 
 impl StatusReporter {
     /// Writes. Does not end.
     pub async fn run(mut self) {
+        let mark = self.start_mark.take();
+        let start = StartGrace {
+            follows_early_end: mark.as_ref().is_some_and(StartMark::was_there),
+            ..StartGrace::default()
+        };
+        let remove_mark = async {
+            sleep(START_GRACE).await;
+            if let Some(mark) = mark {
+                mark.remove().await;
+            }
+        };
+        tokio::join!(self.write_reports(start), remove_mark);
+    }
+
+    async fn write_reports(mut self, mut start: StartGrace) {
         let mut writer = StatusWriter {
             client: self.client,
             node: self.node_name,
             written: None,
+            newest: None,
+            reads_first: false,
             next_change: None,
         };
         let mut pace = RetryPace::default();
         let mut errors = OnChange::default();
-        let mut start = StartGrace::default();
         loop {
             let report = self.reports.borrow_and_update().clone();
             let current = self.gpu_node.borrow_and_update().clone();
@@ -97,12 +129,21 @@ impl StatusReporter {
                 }
                 continue;
             }
+            let is_known = report.is_some() && matches!(current, GpuNodeState::Present(_));
             match writer.write(report, &current).await {
-                Ok(false) => {}
-                Ok(true) => {
+                Ok(StatusWriteOutcome::Unchanged) => {}
+                Ok(StatusWriteOutcome::Written) => {
                     pace = RetryPace::default();
                     errors.clear();
                     sleep(MIN_INTERVAL).await;
+                }
+                Ok(StatusWriteOutcome::Outdated) => {
+                    // Mostly the watch brings the other change at once. A silent one must not delay this one.
+                    tokio::select! {
+                        () = sleep(pace.failed()) => writer.reads_first = true,
+                        _ = self.gpu_node.changed() => sleep(SETTLE).await,
+                    }
+                    continue;
                 }
                 Err(error) => {
                     if let Some(error) = errors.changed(error) {
@@ -112,6 +153,7 @@ impl StatusReporter {
                     continue;
                 }
             }
+            start.has_reported |= is_known;
             let next_change = writer
                 .next_change
                 .map(|at| Duration::try_from(at.duration_since(Timestamp::now())).unwrap_or_default());
@@ -134,6 +176,10 @@ impl StatusReporter {
 struct StartGrace {
     end: Option<Instant>,
     is_over: bool,
+    /// True if the agent before this one ended in its own grace.
+    follows_early_end: bool,
+    /// True once a report is in the GpuNode.
+    has_reported: bool,
 }
 
 impl StartGrace {
@@ -141,8 +187,9 @@ impl StartGrace {
     fn end(&mut self, is_settled: bool, gpu_node: &GpuNodeState, now: Instant) -> Option<Instant> {
         let end = *self.end.get_or_insert(now + START_GRACE);
         let has_status = matches!(gpu_node, GpuNodeState::Present(object) if object.status.is_some());
-        self.is_over |= is_settled || now >= end;
-        (has_status && !self.is_over).then_some(end)
+        self.is_over |= (is_settled && !self.follows_early_end) || now >= end;
+        let is_warning = self.follows_early_end && !is_settled && !self.has_reported;
+        (has_status && !self.is_over && !is_warning).then_some(end)
     }
 }
 
@@ -150,8 +197,19 @@ struct StatusWriter {
     client: Client,
     node: String,
     written: Option<WrittenStatus>,
+    /// The object that was read after a conflict, until it is written or the watch brings another one.
+    newest: Option<NewestGpuNode>,
+    /// True if the next write has to read the object first.
+    reads_first: bool,
     /// Time at which the status changes by itself: a missing GPU is given up.
     next_change: Option<Timestamp>,
+}
+
+/// A GpuNode that is newer than what the watch has brought.
+struct NewestGpuNode {
+    /// Version of the object that the watch had shown before.
+    observed_version: Option<String>,
+    object: ObservedGpuNode,
 }
 
 /// The last write.
@@ -166,48 +224,75 @@ struct WrittenStatus {
 }
 
 impl StatusWriter {
-    /// Writes the status if it differs; returns whether it did.
-    async fn write(&mut self, report: Option<StatusReport>, gpu_node: &GpuNodeState) -> Result<bool, StatusWriteError> {
+    /// Writes the status if it differs.
+    async fn write(
+        &mut self,
+        report: Option<StatusReport>,
+        gpu_node: &GpuNodeState,
+    ) -> Result<StatusWriteOutcome, StatusWriteError> {
         match (report, gpu_node) {
             (Some(report), GpuNodeState::Absent) if report.create => {
                 self.create().await?;
                 // The watch delivers it.
-                Ok(false)
+                Ok(StatusWriteOutcome::Unchanged)
             }
-            (None, _) | (Some(_), GpuNodeState::Unknown | GpuNodeState::Absent) => Ok(false),
-            (Some(report), GpuNodeState::Present(object)) => {
+            (None, _) | (Some(_), GpuNodeState::Unknown | GpuNodeState::Absent) => Ok(StatusWriteOutcome::Unchanged),
+            (Some(report), GpuNodeState::Present(shown)) => {
+                let observed_version = shown.metadata.resource_version.clone();
+                self.read_newest(observed_version.as_deref()).await?;
+                let object = self.newest.as_ref().map_or(&**shown, |newest| &newest.object);
                 let mut status = report.status;
                 let now = Timestamp::now();
                 if let Some(written) = &mut self.written
-                    && written.observed_version != object.metadata.resource_version
+                    && written.observed_version != observed_version
                 {
                     written.answer = None;
                 }
                 let patch = planned_patch(self.written.as_ref(), &mut status, object, now);
                 self.next_change = next_given_up(&status.gpus, now);
                 let Some(patch) = patch else {
-                    return Ok(false);
+                    return Ok(StatusWriteOutcome::Unchanged);
                 };
                 let answer = match self.patch_whole(&patch, &status).await {
                     Ok(answer) => answer,
-                    // The operator changed its conditions meanwhile, and the watch brings them.
+                    // Such as the operator, which changed its conditions meanwhile.
                     Err(error) if error.is_conflict() => {
                         debug!(%error, "the GpuNode changed meanwhile");
-                        return Ok(false);
+                        return Ok(StatusWriteOutcome::Outdated);
                     }
                     Err(error) => return Err(error),
                 };
-                let observed_version = object.metadata.resource_version.clone();
                 let version = answer.metadata.resource_version.clone();
+                self.newest = None;
                 self.written = Some(WrittenStatus {
                     status,
                     answer: (version != observed_version).then_some(answer),
                     observed_version,
                     version,
                 });
-                Ok(true)
+                Ok(StatusWriteOutcome::Written)
             }
         }
+    }
+
+    /// Reads the object if the last write was made for an older one and the watch, which shows `observed_version`, has
+    /// brought none since. Forgets what was read before the watch brought another one.
+    async fn read_newest(&mut self, observed_version: Option<&str>) -> Result<(), StatusWriteError> {
+        self.newest
+            .take_if(|newest| newest.observed_version.as_deref() != observed_version);
+        if !self.reads_first {
+            return Ok(());
+        }
+        // A list of one, for which agents need no further permission.
+        let only_this = ListParams::default().fields(&format!("metadata.name={}", self.node));
+        let list = call("read the GpuNode again", api(self.client.clone()).list(&only_this)).await?;
+        self.reads_first = false;
+        // If it is gone, the watch tells.
+        self.newest = list.items.into_iter().next().map(|object| NewestGpuNode {
+            observed_version: observed_version.map(str::to_owned),
+            object,
+        });
+        Ok(())
     }
 
     /// Changes the status, once more if it is not as wanted then: somebody changed it meanwhile, or the object is another one.

@@ -59,6 +59,7 @@ pub use input::{
     facts::NodeFacts,
     gpu_node_facts::GpuNodeFacts,
     inventory::inventory,
+    matching::may_match,
     node_fields::NodeFields,
     policies::{Policy, PolicySet},
     release::PAUSE_LABEL,

@@ -9,7 +9,7 @@ use gpunode_crds::{ConditionType, GpuNodePolicy, GpuNodePolicyStatus, PolicyMode
 use gpunode_plan::{
     AgentImages, Deselections, GpuNodeChange, GpuNodeFacts, NodeContext, NodeDrain, NodeFacts, NodeHold, NodePlan,
     PodEviction, PodName, Policy, PolicyNodeStatus, PolicyRemovals, PolicySet, RejectedPod, RolloutPermit, evictions,
-    find_deselections, gpu_mismatch, missing_owner, plan_writes, preview_node,
+    find_deselections, gpu_mismatch, may_match, missing_owner, plan_writes, preview_node,
 };
 use jiff::Timestamp;
 use kube::ResourceExt;
@@ -337,6 +337,23 @@ impl Objects {
             .departing(&departing)
             .missing(&missing);
         Some(plan(context, gpu_node))
+    }
+
+    /// Returns false if a policy has nothing to do with a node: its spec, which is none for a policy that is gone, does
+    /// not match, and nothing of it is there. Cheap, and may return true for more nodes.
+    pub fn may_concern(&self, name: &str, spec: Option<&Policy>, node: &str) -> bool {
+        let Some(facts) = self.nodes.get(node) else {
+            return true;
+        };
+        let gpu_node = self.gpu_nodes.get(node);
+        let configured = gpu_node.and_then(|gpu_node| gpu_node.spec.config.as_ref());
+        let agent = gpu_node.and_then(|gpu_node| gpu_node.status.as_deref()?.agent.as_ref());
+        let quoted = format!("\"{name}\"");
+        let has_record = facts.owned.as_deref().is_some_and(|record| record.contains(&quoted));
+        has_record
+            || configured.is_some_and(|config| config.policy == name)
+            || agent.is_some_and(|agent| agent.policy.as_deref() == Some(name))
+            || spec.is_some_and(|policy| may_match(policy, facts))
     }
 
     /// Returns the pods that `plan` evicts from a node.

@@ -167,6 +167,11 @@ impl OutcomeIndex {
         self.nodes.keys().map(String::as_str)
     }
 
+    /// Returns the nodes that are counted, and the policies with a status on each.
+    pub fn policies_by_node(&self) -> impl Iterator<Item = (&str, &[KeptStatus])> {
+        self.nodes.iter().map(|(node, statuses)| (node.as_str(), &**statuses))
+    }
+
     /// Prepares the sums of a policy for plans with another spec: ready nodes count as updating until they are planned
     /// again, since nobody knows, and no permit of a rollout is used before.
     pub fn await_plans(&mut self, policy: &str) {

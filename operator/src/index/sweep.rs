@@ -4,11 +4,14 @@
 //!
 //! | during a sweep | policies with an edit that some node misses, on a new leader all | other policies |
 //! |---|---|---|
-//! | permits of rollouts | none is granted, since stages are of the spec before | none is granted, since nodes may come from others |
+//! | permits of rollouts | none: stages are of the spec before | none while a node misses an edit that may matter to it |
 //! | status | waits a second for that; on a new leader until each node was planned once | as always |
 
 use jiff::{SignedDuration, Timestamp};
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap, hash_map::Entry},
+    sync::Arc,
+};
 
 /// Nodes that join the queue together. Some milliseconds of planning: everything else has its turn in between.
 const SLICE: usize = 32;
@@ -18,10 +21,12 @@ const STATUS_WAIT: SignedDuration = SignedDuration::from_secs(1);
 /// The sweep under way, if any.
 #[derive(Debug, Default)]
 pub struct Sweep {
-    /// Nodes that are not planned yet, with the number of the first edit that they miss.
-    waiting: HashMap<String, u64>,
-    /// Counts of these nodes, by that number.
+    /// Nodes that are not planned yet.
+    waiting: HashMap<String, WaitingNode>,
+    /// Counts of these nodes, by the number of the first edit that they miss.
     missed: BTreeMap<u64, usize>,
+    /// Counts of these nodes, by policy whose rollouts wait for them.
+    holding: HashMap<Arc<str>, usize>,
     /// Those that have not joined the queue. The next one is the last.
     to_queue: Vec<String>,
     /// The last node that joined the queue.
@@ -35,6 +40,15 @@ pub struct Sweep {
     is_first: bool,
     /// Number of the edit that counts for nodes without any plan on this process.
     first_edit: u64,
+}
+
+/// A node that is not planned yet.
+#[derive(Debug)]
+struct WaitingNode {
+    /// Number of the first edit that it misses.
+    first: u64,
+    /// Policies whose rollouts wait for its plan.
+    holds: Vec<Arc<str>>,
 }
 
 #[derive(Debug)]
@@ -88,12 +102,34 @@ impl Sweep {
         nodes.sort_unstable_by(|a, b| (had_its_turn(b), b).cmp(&(had_its_turn(a), a)));
         let mut before = std::mem::replace(&mut self.waiting, HashMap::with_capacity(nodes.len()));
         self.missed.clear();
+        self.holding.clear();
+        let first = self.last_edit;
         for node in &nodes {
-            let first = before.remove(node).unwrap_or(self.last_edit);
-            *self.missed.entry(first).or_default() += 1;
-            self.waiting.insert(node.clone(), first);
+            let new = || WaitingNode {
+                first,
+                holds: Vec::new(),
+            };
+            let waiting = before.remove(node).unwrap_or_else(new);
+            *self.missed.entry(waiting.first).or_default() += 1;
+            for policy in &waiting.holds {
+                *self.holding.entry(Arc::clone(policy)).or_default() += 1;
+            }
+            self.waiting.insert(node.clone(), waiting);
         }
         self.to_queue = nodes;
+    }
+
+    /// Lets the rollouts of these policies wait for the plan of a node that the sweep has to plan.
+    pub fn hold<'a>(&mut self, node: &str, policies: impl Iterator<Item = &'a Arc<str>>) {
+        let Some(waiting) = self.waiting.get_mut(node) else {
+            return;
+        };
+        for policy in policies {
+            if !waiting.holds.contains(policy) {
+                waiting.holds.push(Arc::clone(policy));
+                *self.holding.entry(Arc::clone(policy)).or_default() += 1;
+            }
+        }
     }
 
     /// Returns the nodes that join the queue next; none once all have.
@@ -124,18 +160,29 @@ impl Sweep {
 
     /// Returns true if the next plan of a node is the first one on this process since it leads.
     pub fn is_first_plan(&self, node: &str) -> bool {
-        self.is_first && self.waiting.get(node) == Some(&self.first_edit)
+        let waiting = self.waiting.get(node);
+        self.is_first && waiting.is_some_and(|waiting| waiting.first == self.first_edit)
     }
 
     /// Returns true if a policy was edited since a node was planned last.
     pub fn is_edited(&self, policy: &str, node: &str) -> bool {
         let missed = self.waiting.get(node).zip(self.edits.get(policy));
-        missed.is_some_and(|(first, edit)| *first <= edit.last)
+        missed.is_some_and(|(waiting, edit)| waiting.first <= edit.last)
     }
 
     /// Records the plan of a node. Returns what it completed, if anything.
     pub fn planned(&mut self, node: &str) -> Option<SweepProgress> {
-        let first = self.waiting.remove(node)?;
+        let WaitingNode { first, holds } = self.waiting.remove(node)?;
+        for policy in holds {
+            if let Entry::Occupied(mut nodes) = self.holding.entry(policy) {
+                let left = nodes.get().saturating_sub(1);
+                if left == 0 {
+                    nodes.remove();
+                } else {
+                    nodes.insert(left);
+                }
+            }
+        }
         if let Some(count) = self.missed.get_mut(&first) {
             *count = count.saturating_sub(1);
             if *count > 0 {
@@ -161,6 +208,7 @@ impl Sweep {
         if is_over {
             self.to_queue = Vec::new();
             self.waiting = HashMap::new();
+            self.holding = HashMap::new();
             self.last_queued = None;
         }
         let progress = SweepProgress {
@@ -181,10 +229,10 @@ impl Sweep {
         self.is_first || self.edits.contains_key(policy)
     }
 
-    /// Returns true while stages of nodes may be those of an earlier spec, or not be known: an edit can also give the nodes of
-    /// one policy to another, with changes under way.
-    pub fn holds_rollouts(&self) -> bool {
-        self.is_under_way
+    /// Returns true while stages of a policy's nodes may be those of an earlier spec, or not be known: an edit can also
+    /// give the nodes of one policy to another, with changes under way. Other edits hold nothing.
+    pub fn holds_rollouts(&self, policy: &str) -> bool {
+        self.awaits_plans(policy) || self.holding.contains_key(policy)
     }
 
     /// Returns how long the status of a policy waits; none if it does not.
@@ -231,10 +279,10 @@ mod tests {
         assert_eq!(sweep.next_slice(), names(&["a", "b"]));
         assert!(sweep.next_slice().is_empty());
         assert_eq!(sweep.waiting(), 2, "queued, but not planned");
-        assert!(sweep.holds_rollouts() && sweep.awaits_plans("p") && !sweep.awaits_plans("q"));
+        assert!(sweep.holds_rollouts("p") && sweep.awaits_plans("p") && !sweep.awaits_plans("q"));
         assert_eq!((sweep.planned("other"), sweep.planned("a")), (None, None));
         assert_eq!(sweep.planned("b"), Some(progress(false, &["p"], true)));
-        assert!(!sweep.holds_rollouts() && !sweep.awaits_plans("p"));
+        assert!(!sweep.holds_rollouts("p") && !sweep.awaits_plans("p"));
         assert_eq!((sweep.planned("b"), sweep.progress()), (None, None));
     }
 
@@ -266,7 +314,7 @@ mod tests {
         assert!(sweep.is_edited("p", "b") && sweep.is_edited("q", "b"));
         assert!(!sweep.is_edited("r", "b"));
         assert_eq!(sweep.planned("b"), Some(progress(false, &["p"], false)));
-        assert!(!sweep.awaits_plans("p") && sweep.awaits_plans("q") && sweep.holds_rollouts());
+        assert!(!sweep.awaits_plans("p") && sweep.awaits_plans("q") && sweep.holds_rollouts("q"));
         assert_eq!(sweep.planned("a"), Some(progress(false, &["q"], true)));
     }
 
@@ -302,6 +350,28 @@ mod tests {
         }
         assert_eq!(sweep.planned("c"), Some(progress(true, &[], false)));
         assert!(!sweep.is_first() && sweep.awaits_plans("p") && !sweep.awaits_plans("q"));
+    }
+
+    #[test]
+    fn rollouts_wait_for_the_nodes_that_hold_them_and_for_no_others() {
+        let mut sweep = Sweep::default();
+        let nodes = || names(&["a", "b", "c"]);
+        let policies: [Arc<str>; 2] = ["p".into(), "r".into()];
+        sweep.begin(nodes(), &edited("q"), at(0));
+        for node in ["a", "a", "b", "gone"] {
+            sweep.hold(node, policies[..1].iter());
+        }
+        sweep.hold("c", policies.iter());
+        let held = |sweep: &Sweep| ["p", "q", "r", "s"].map(|policy| sweep.holds_rollouts(policy));
+        assert_eq!(held(&sweep), [true, true, true, false]);
+        assert_eq!((sweep.planned("c"), held(&sweep)), (None, [true, true, false, false]));
+        // What a node holds it holds until its own plan, however many edits of others follow.
+        sweep.begin(names(&["a", "c"]), &edited("s"), at(1));
+        assert_eq!(held(&sweep), [true, true, false, true], "b is gone");
+        assert_eq!(sweep.planned("a"), Some(progress(false, &["q"], false)));
+        assert_eq!(held(&sweep), [false, false, false, true]);
+        assert_eq!(sweep.planned("c"), Some(progress(false, &["s"], true)));
+        assert_eq!(held(&sweep), [false; 4]);
     }
 
     #[test]

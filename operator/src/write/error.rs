@@ -63,10 +63,16 @@ impl WriteError {
             (error, Some(answer)) => {
                 // A creation that gets 404 lacks its namespace or its kind, which only people add.
                 let creates = matches!(error, Self::Request { creates: true, .. });
-                answer.is_conflict() || answer.is_already_exists() || (answer.is_not_found() && !creates)
+                error.is_lost_race() || (answer.is_not_found() && !creates)
             }
             _ => false,
         }
+    }
+
+    /// True if the API server says that it has another version of the object than the request was made for.
+    pub fn is_lost_race(&self) -> bool {
+        let answer = self.answer();
+        answer.is_some_and(|answer| answer.is_conflict() || answer.is_already_exists())
     }
 
     /// Says why the API server refuses this very write; `None` if it could not be asked or is too busy.

@@ -8,13 +8,14 @@ use crate::{
     write::{
         cluster_writer::{ClusterWriter, patch_params, post_params},
         error::WriteError,
+        results::ResultSlot,
     },
 };
 use gpunode_crds::{ConfigurationStep, GpuNode, OPERATOR_FIELD_MANAGER};
 use gpunode_plan::{ConditionsChange, GpuNodeChange, GpuNodeFacts};
 use kube::{
     Api, Resource,
-    api::{DeleteParams, Patch, PatchParams, Preconditions},
+    api::{DeleteParams, ListParams, Patch, PatchParams, Preconditions},
 };
 use serde_json::{Value, json};
 
@@ -62,8 +63,13 @@ pub async fn write_gpu_node(writer: &ClusterWriter, name: &str, change: GpuNodeC
 async fn create(writer: &ClusterWriter, name: &str, gpu_node: &GpuNode) -> Result<(), WriteError> {
     let slot = writer.results.reserve().await?;
     let gpu_nodes: Api<GpuNode> = Api::all(writer.client.clone());
-    let created = gpu_nodes.create(&post_params(), gpu_node).await;
-    let created = created.map_err(WriteError::creation(format!("create gpunode {name}")))?;
+    let created = match gpu_nodes.create(&post_params(), gpu_node).await {
+        Ok(created) => created,
+        Err(source) => {
+            let error = WriteError::creation(format!("create gpunode {name}"))(source);
+            return Err(rejected(writer, name, error, WriteKind::Create, slot).await);
+        }
+    };
     let object = WrittenObject::GpuNode(Box::new(GpuNodeFacts::of(created)), WriteKind::Create);
     slot.accepted(WorkKind::GpuNode, Some(object));
     Ok(())
@@ -84,9 +90,14 @@ async fn patch(writer: &ClusterWriter, name: &str, change: Value) -> Result<(), 
     let slot = writer.results.reserve().await?;
     // A response that cannot be parsed is no failure to write.
     let gpu_nodes: Api<Lenient<Watched<GpuNode>>> = Api::all(writer.client.clone());
-    let patched = gpu_nodes.patch(name, &patch_params(), &Patch::Merge(change)).await;
-    let patched = patched.map_err(WriteError::request(format!("patch gpunode {name}")))?;
-    slot.accepted(WorkKind::GpuNode, updated(patched));
+    let patched = match gpu_nodes.patch(name, &patch_params(), &Patch::Merge(change)).await {
+        Ok(patched) => patched,
+        Err(source) => {
+            let error = WriteError::request(format!("patch gpunode {name}"))(source);
+            return Err(rejected(writer, name, error, WriteKind::Update, slot).await);
+        }
+    };
+    slot.accepted(WorkKind::GpuNode, known(patched, WriteKind::Update));
     Ok(())
 }
 
@@ -98,8 +109,10 @@ async fn delete(writer: &ClusterWriter, name: &str, uid: String, version: String
     };
     let gpu_nodes: Api<Lenient<GpuNode>> = Api::all(writer.client.clone());
     let params = DeleteParams::default().preconditions(only_this);
-    let deleted = gpu_nodes.delete(name, &params).await;
-    deleted.map_err(WriteError::request(format!("delete gpunode {name}")))?;
+    if let Err(source) = gpu_nodes.delete(name, &params).await {
+        let error = WriteError::request(format!("delete gpunode {name}"))(source);
+        return Err(rejected(writer, name, error, WriteKind::Update, slot).await);
+    }
     let name = name.to_owned();
     slot.accepted(WorkKind::GpuNode, Some(WrittenObject::DeletedGpuNode { name, version }));
     Ok(())
@@ -127,17 +140,50 @@ pub async fn write_conditions(
     });
     let gpu_nodes: Api<Lenient<Watched<GpuNode>>> = Api::all(writer.client.clone());
     let params = PatchParams::apply(OPERATOR_FIELD_MANAGER).force();
-    let patched = gpu_nodes.patch_status(name, &params, &Patch::Apply(patch)).await;
-    let patched = patched.map_err(WriteError::request(format!("patch status of gpunode {name}")))?;
-    slot.accepted(WorkKind::GpuNode, updated(patched));
+    let patched = match gpu_nodes.patch_status(name, &params, &Patch::Apply(patch)).await {
+        Ok(patched) => patched,
+        Err(source) => {
+            let error = WriteError::request(format!("patch status of gpunode {name}"))(source);
+            return Err(rejected(writer, name, error, WriteKind::Update, slot).await);
+        }
+    };
+    slot.accepted(WorkKind::GpuNode, known(patched, WriteKind::Update));
     tracing::debug!(node = name, "wrote conditions");
     Ok(())
 }
 
+/// Returns the error of a write that was not accepted. After a lost race the index learns the object as it is now, so
+/// that the next try need not wait for the watch. One read for each try; the queue's pauses after conflicts bound both.
+async fn rejected(
+    writer: &ClusterWriter,
+    name: &str,
+    error: WriteError,
+    kind: WriteKind,
+    slot: ResultSlot<'_>,
+) -> WriteError {
+    if !error.is_lost_race() {
+        return error;
+    }
+    let gpu_nodes: Api<Lenient<Watched<GpuNode>>> = Api::all(writer.client.clone());
+    // A list of one, for which the operator needs no further permission.
+    let only_this = ListParams::default().fields(&format!("metadata.name={name}"));
+    match gpu_nodes.list(&only_this).await {
+        Ok(list) => {
+            let newest = list.items.into_iter().next();
+            if let Some(object) = newest.and_then(|newest| known(newest, kind)) {
+                slot.read(object);
+            }
+        }
+        // The watch brings the object, too.
+        Err(failure) => tracing::debug!(node = name, %failure, "cannot read the gpunode again"),
+    }
+    error
+}
+
 /// The object of a response. Where it cannot be parsed, the watch logs why.
-fn updated(gpu_node: Lenient<Watched<GpuNode>>) -> Option<WrittenObject> {
+fn known(gpu_node: Lenient<Watched<GpuNode>>, kind: WriteKind) -> Option<WrittenObject> {
     let facts = gpu_node.into_object()?.into_facts();
-    Some(WrittenObject::GpuNode(Box::new(facts), WriteKind::Update))
+    Some(WrittenObject::GpuNode(Box::new(facts), kind))
 }
 
 /// A step as a merge patch that leaves nothing of the step before.

@@ -160,6 +160,29 @@ fn client_whose_patches_do_not_fit(object: &Value, version: &str) -> Client {
     Client::new(service, "ns")
 }
 
+/// A client of an API server that answers every write with 409, and every list with this `GpuNode`.
+fn client_that_knows_better(newest: &Value, reason: &'static str, requests: Requests) -> Client {
+    let list = json!({"kind": "GpuNodeList", "apiVersion": "gpunode.dev/v1alpha1", "metadata": {}, "items": [newest]});
+    let service = service_fn(move |request: Request<Body>| {
+        let (code, body) = if request.method() == Method::GET {
+            (200, list.clone())
+        } else {
+            let status = json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "code": 409,
+                "reason": reason, "message": "newer"});
+            (409, status)
+        };
+        let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+        requests.lock().unwrap().push((method, path, Value::Null));
+        async move {
+            let response = Response::builder()
+                .status(code)
+                .body(Body::from(body.to_string().into_bytes()));
+            Ok::<_, Infallible>(response.unwrap())
+        }
+    });
+    Client::new(service, "ns")
+}
+
 fn policy(spec: &Value) -> GpuNodePolicy {
     let mut policy = GpuNodePolicy::new("p", serde_json::from_value(spec.clone()).unwrap());
     policy.metadata.resource_version = Some("1".to_owned());
@@ -306,6 +329,32 @@ async fn node_that_was_read_after_a_lost_race_is_what_the_next_patch_is_made_for
     scene.reconcile().await;
     let requests = scene.requests.lock().unwrap();
     assert_eq!(requests[0].2[0]["value"], "7", "{requests:?}");
+}
+
+#[tokio::test]
+async fn gpu_node_that_was_read_after_a_lost_race_is_what_the_next_write_is_made_for() {
+    let node = json!({"metadata": {"name": "n", "uid": "u", "resourceVersion": "1"}});
+    let gpu_node = |version: &str| {
+        json!({"apiVersion": "gpunode.dev/v1alpha1", "kind": "GpuNode",
+            "metadata": {"name": "n", "uid": "g", "resourceVersion": version}, "spec": {}})
+    };
+    let known = serde_json::from_value::<GpuNode>(gpu_node("2")).unwrap();
+    // The watch has not brought the object, or the last change of it.
+    for (known, reason) in [(vec![], "AlreadyExists"), (vec![known], "Conflict")] {
+        let governing = policy(&json!({"nodeSelector": {}, "devicePlugin": {}}));
+        let mut scene = Scene::new(503, vec![governing], &node, known);
+        scene.writer.client = client_that_knows_better(&gpu_node("7"), reason, scene.requests.clone());
+        assert_eq!(scene.reconcile().await, WriteResult::Conflict, "{reason}");
+        let requests: Vec<_> = scene.requests.lock().unwrap().drain(..).collect();
+        let reads = requests.iter().filter(|(method, ..)| *method == Method::GET);
+        let reads: Vec<_> = reads.map(|(_, path, _)| path.as_str()).collect();
+        assert_eq!(reads, ["/apis/gpunode.dev/v1alpha1/gpunodes"], "{reason}");
+        scene.writer.client = client(403, scene.requests.clone());
+        scene.reconcile().await;
+        let requests = scene.requests.lock().unwrap();
+        let patched = requests.iter().find(|it| it.1.ends_with("/gpunodes/n")).unwrap();
+        assert_eq!(patched.2["metadata"]["resourceVersion"], "7", "{requests:?}");
+    }
 }
 
 #[tokio::test]

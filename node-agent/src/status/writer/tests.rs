@@ -7,7 +7,7 @@ use std::{
     convert::Infallible,
     sync::{Arc, Mutex},
 };
-use tokio::time::advance;
+use tokio::{task::JoinHandle, time::advance};
 use tower::service_fn;
 
 fn status(hash: &str, second: i64) -> GpuNodeStatus {
@@ -295,11 +295,13 @@ fn next_change_builds_on_the_answer_to_the_last_one() {
     assert_eq!(patch["status"].get("configHash"), None);
 }
 
-/// An API server that keeps what is written, and when that was. The first requests get a conflict.
+/// An API server that keeps what is written, and when that was. The first writes get a conflict.
 #[derive(Clone, Default)]
 struct ApiServer {
     written: Arc<Mutex<Vec<(Instant, Value)>>>,
     conflicts: Arc<Mutex<usize>>,
+    /// Number of reads.
+    reads: Arc<Mutex<usize>>,
     /// The status that it has.
     live: Arc<Mutex<Value>>,
 }
@@ -330,9 +332,23 @@ impl ApiServer {
             let Self {
                 written,
                 conflicts,
+                reads,
                 live,
             } = server.clone();
             async move {
+                if request.method() == Method::GET {
+                    let query = request.uri().query().unwrap_or_default();
+                    assert!(query.ends_with("fieldSelector=metadata.name%3Da"), "{query}");
+                    *reads.lock().unwrap() += 1;
+                    let item = object("9", live.lock().unwrap().clone());
+                    let list = json!({
+                        "apiVersion": "gpunode.dev/v1alpha1",
+                        "kind": "GpuNodeList",
+                        "metadata": {},
+                        "items": [item],
+                    });
+                    return Ok(Response::new(Body::from(serde_json::to_vec(&list).unwrap())));
+                }
                 assert_eq!(request.method(), Method::PATCH);
                 assert_eq!(request.headers()["content-type"], "application/merge-patch+json");
                 let body = request.into_body().collect_bytes().await.unwrap();
@@ -365,6 +381,10 @@ impl ApiServer {
         Client::new(service, "default")
     }
 
+    fn reads(&self) -> usize {
+        *self.reads.lock().unwrap()
+    }
+
     fn writes(&self) -> Vec<(Instant, Value)> {
         self.written.lock().unwrap().clone()
     }
@@ -387,6 +407,7 @@ async fn a_status_is_written_on_change_only_and_at_most_once_a_second() {
         node_name: "a".to_owned(),
         reports: reports.subscribe(),
         gpu_node: gpu_node.subscribe(),
+        start_mark: None,
     };
     tokio::spawn(reporter.run());
     for change in 1..=50 {
@@ -415,6 +436,20 @@ fn reporter(
     server: &ApiServer,
     live: ObservedGpuNode,
 ) -> (watch::Sender<Option<StatusReport>>, watch::Sender<GpuNodeState>) {
+    let (reports, gpu_node, _) = agent(server, live, None);
+    (reports, gpu_node)
+}
+
+/// Runs a reporter of an agent with this mark, and returns its inputs and its task.
+fn agent(
+    server: &ApiServer,
+    live: ObservedGpuNode,
+    start_mark: Option<StartMark>,
+) -> (
+    watch::Sender<Option<StatusReport>>,
+    watch::Sender<GpuNodeState>,
+    JoinHandle<()>,
+) {
     *server.live.lock().unwrap() = live.status.clone().unwrap_or_default();
     let reports = watch::Sender::new(None);
     let gpu_node = watch::Sender::new(GpuNodeState::Present(Arc::new(live)));
@@ -423,9 +458,10 @@ fn reporter(
         node_name: "a".to_owned(),
         reports: reports.subscribe(),
         gpu_node: gpu_node.subscribe(),
+        start_mark,
     };
-    tokio::spawn(reporter.run());
-    (reports, gpu_node)
+    let task = tokio::spawn(reporter.run());
+    (reports, gpu_node, task)
 }
 
 #[expect(clippy::unnecessary_wraps, reason = "the channel holds none before the first report")]
@@ -528,14 +564,70 @@ async fn agent_that_does_not_settle_says_so_after_a_few_seconds() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn agents_that_end_soon_after_each_start_say_so_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = ApiServer::default();
+    *server.live.lock().unwrap() = json!(status("one", 5));
+    let start = || {
+        let live = object("1", server.live.lock().unwrap().clone());
+        agent(&server, live, Some(StartMark::set(folder.path())))
+    };
+    for (number, expected) in [(1, 0), (2, 1), (3, 1), (4, 1)] {
+        let (reports, _gpu_node, task) = start();
+        reports.send_replace(report("none", false));
+        sleep(Duration::from_secs(1)).await;
+        reports.send_replace(report("one", true));
+        sleep(Duration::from_secs(2)).await;
+        task.abort();
+        assert_eq!(server.writes().len(), expected, "start {number}");
+    }
+    assert_eq!(server.writes()[0].1, json!("none"));
+
+    // One that lives says so after its first seconds.
+    let (reports, _gpu_node, _task) = start();
+    reports.send_replace(report("one", true));
+    sleep(START_GRACE - Duration::from_secs(1)).await;
+    assert_eq!(server.writes().len(), 1);
+    sleep(Duration::from_mins(1)).await;
+    assert_eq!(server.writes().last().map(|(_, hash)| hash.clone()), Some(json!("one")));
+    assert!(!StartMark::set(folder.path()).was_there());
+}
+
+#[tokio::test(start_paused = true)]
 async fn refused_change_is_written_when_the_watch_has_brought_the_other_one() {
     let server = ApiServer::default();
     *server.conflicts.lock().unwrap() = 1;
     let (reports, gpu_node) = reporter(&server, object("1", json!({})));
     reports.send_replace(report("one", true));
-    sleep(Duration::from_mins(1)).await;
+    sleep(Duration::from_millis(400)).await;
     assert!(server.writes().is_empty(), "the object has another version");
     gpu_node.send_replace(GpuNodeState::Present(Arc::new(object("2", json!({})))));
     sleep(Duration::from_secs(1)).await;
-    assert_eq!(server.writes().len(), 1);
+    assert_eq!((server.writes().len(), server.reads()), (1, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn refused_change_is_written_after_one_read_while_the_watch_is_silent() {
+    let server = ApiServer::default();
+    *server.conflicts.lock().unwrap() = 1;
+    let (reports, _gpu_node) = reporter(&server, object("1", json!({})));
+    reports.send_replace(report("one", true));
+    sleep(Duration::from_secs(2)).await;
+    assert_eq!((server.writes().len(), server.reads()), (1, 1));
+    sleep(Duration::from_mins(1)).await;
+    assert_eq!(server.writes().len(), 1, "the watch shows the old object still");
+    reports.send_replace(report("two", true));
+    sleep(Duration::from_secs(2)).await;
+    assert_eq!((server.writes().len(), server.reads()), (2, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn changes_that_are_refused_again_and_again_are_tried_ever_more_rarely() {
+    let server = ApiServer::default();
+    *server.conflicts.lock().unwrap() = usize::MAX;
+    let (reports, _gpu_node) = reporter(&server, object("1", json!({})));
+    reports.send_replace(report("one", true));
+    sleep(Duration::from_mins(10)).await;
+    // Five pauses that grow, then 15 to 30 s each.
+    assert!((20..=46).contains(&server.reads()), "{}", server.reads());
 }

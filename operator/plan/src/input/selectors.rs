@@ -46,6 +46,15 @@ impl Selector {
         self.labels.as_ref().is_none_or(|selector| matches(selector, labels))
     }
 
+    /// Returns the keys of labels that the node selector reads.
+    pub fn label_keys(&self) -> impl Iterator<Item = &String> {
+        let selector = self.labels.iter();
+        selector.flat_map(|labels| {
+            let expressions = labels.match_expressions.iter().map(|requirement| &requirement.key);
+            labels.match_labels.keys().chain(expressions)
+        })
+    }
+
     /// Returns true if the labels match and too few GPUs do.
     pub fn lacks_only_gpus(&self, labels: VisibleLabels<'_>, gpus: &[GpuDevice]) -> bool {
         self.matches_labels(labels) && self.count(gpus).is_some_and(|(wanted, fit)| fit < wanted)

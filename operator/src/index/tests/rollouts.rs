@@ -14,7 +14,7 @@ pub fn spec(pass: bool, rollout: &str) -> String {
 
 /// Reaction of an agent to its configuration.
 #[derive(Clone, Copy, PartialEq)]
-enum Agent {
+pub enum Agent {
     PutsInForce,
     Rejects,
 }
@@ -42,7 +42,7 @@ impl Scene {
     }
 
     /// The write of a node is carried out. Returns true if it gives the node a configuration.
-    fn work_on(&mut self, name: &str) -> bool {
+    pub fn work_on(&mut self, name: &str) -> bool {
         let Some(work) = self.node_write(name) else {
             return false;
         };
@@ -89,7 +89,7 @@ impl Scene {
     }
 
     /// The agent of a node reports about its configuration.
-    fn report(&mut self, name: &str, agent: Agent) {
+    pub fn report(&mut self, name: &str, agent: Agent) {
         let mut gpu_node = (**self.index.objects.gpu_nodes.get(name).unwrap()).clone();
         let given = gpu_node.spec.config.as_ref().unwrap().hash.clone();
         let before = gpu_node.finished_step.map(Time);

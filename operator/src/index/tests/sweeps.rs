@@ -253,6 +253,52 @@ fn rollout_of_an_edited_policy_grants_nothing_before_every_node_is_planned() {
     }
 }
 
+/// Sets another policy and makes no plan.
+fn edit_other(scene: &mut Scene, spec: &str) {
+    let policy = scene.policy("q", spec);
+    scene.receive(IndexMessage::Policies(WatchUpdate::applied(policy.into())));
+}
+
+#[test]
+fn rollout_goes_on_although_edits_that_change_none_of_its_stages_never_stop() {
+    let elsewhere = |edit: usize| {
+        format!("{{nodeSelector: {{matchLabels: {{pool: none}}}}, devicePlugin: {{}}, labels: {{x: y-{edit}}}}}")
+    };
+    let labels_alone = |edit: usize| format!("{{nodeSelector: {{}}, labels: {{x: y-{edit}}}}}");
+    for spec in [&elsewhere as &dyn Fn(usize) -> String, &labels_alone] {
+        let mut scene = Scene::governed("{maxUnavailable: 1}");
+        scene.edit(&rollouts::spec(true, "{maxUnavailable: 1}"));
+        for name in ["d", "c", "b"] {
+            scene.node_write(name);
+        }
+        for (edit, name) in ["a", "b", "c", "d"].into_iter().enumerate() {
+            edit_other(&mut scene, &spec(edit));
+            assert_eq!(scene.index.sweep.waiting(), 4, "every node misses the edit");
+            assert!(scene.work_on(name), "{name}: {}", spec(edit));
+            scene.report(name, rollouts::Agent::PutsInForce);
+            assert!(scene.index.sweep.waiting() > 0, "{name}: edits never stop");
+        }
+    }
+}
+
+#[test]
+fn rollout_waits_for_its_nodes_that_an_edit_could_give_to_another_policy() {
+    let lower = rollouts::spec(true, "{}").replacen('{', "{priority: -1, ", 1);
+    let mut scene = Scene::governed("{maxUnavailable: 1}");
+    scene.edit(&rollouts::spec(true, "{maxUnavailable: 1}"));
+    for name in ["d", "c", "b"] {
+        scene.node_write(name);
+    }
+    edit_other(&mut scene, &lower);
+    for name in ["a", "b", "c"] {
+        assert!(!scene.work_on(name), "{name}");
+        assert!(scene.index.sweep.holds_rollouts("p") && !scene.index.sweep.awaits_plans("p"));
+    }
+    scene.node_write("d");
+    assert!(scene.due_nodes().contains(&"a"), "{:?}", scene.effects);
+    assert!(scene.work_on("a"));
+}
+
 #[test]
 fn nodes_that_move_between_two_policies_during_a_sweep_count_once_and_where_their_last_plan_says() {
     let select = |pool: &str, value: &str| {
@@ -287,7 +333,7 @@ fn nodes_that_move_between_two_policies_during_a_sweep_count_once_and_where_thei
         assert!(scene.node_write(name).is_some(), "{name}");
         assert_eq!(matched(&scene), counts, "{name}");
     }
-    assert!(!scene.index.sweep.holds_rollouts());
+    assert_eq!(scene.index.sweep.waiting(), 0);
     for name in ["a", "b", "c", "d"] {
         scene.write_node(name);
         assert_eq!(scene.index.objects.nodes.get(name).unwrap().labels.get("x"), Some("z"));
@@ -313,12 +359,12 @@ fn node_that_moves_to_another_policy_and_back_during_a_sweep_keeps_its_configura
         for name in planned {
             assert!(!gives(&mut scene, name), "{name} at priority {priority}");
         }
-        assert!(scene.index.sweep.holds_rollouts(), "others are not planned yet");
+        assert!(scene.index.sweep.holds_rollouts("p"), "others are not planned yet");
     }
     for name in ["a", "b", "c", "d"] {
         assert!(!gives(&mut scene, name), "{name}");
     }
-    assert!(!scene.index.sweep.holds_rollouts());
+    assert!(!scene.index.sweep.holds_rollouts("p"));
     let counts: BTreeMap<_, _> = scene.index.node_counts().into_iter().collect();
     assert_eq!((counts["p"].ready, counts["p"].matched), (4, 4));
     let mut rollouts = scene.index.outcomes.rollouts("q").into_iter().flatten();
