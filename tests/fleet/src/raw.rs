@@ -3,16 +3,17 @@
 use crate::{
     api::{ApiClient, GPU_NODES, Metadata, NODES, Named, PatchForm, refusal},
     fleet::Fleet,
+    progress::{WaitProgress, with_progress},
 };
 use anyhow::Result;
-use futures::{StreamExt as _, TryStreamExt as _, stream};
+use futures::{StreamExt as _, stream};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::time::Instant;
 use tokio::try_join;
 
 /// Writes at the same time: `MAX_CONCURRENT_WRITES` of `operator/src/write/worker.rs`. HTTP/1.1 has a connection for each.
-const CONNECTIONS: usize = 4;
+pub const CONNECTIONS: usize = 4;
 /// Attempts at a patch that lost a race.
 const ATTEMPTS: usize = 5;
 /// Key of the label, the taint and the annotation.
@@ -36,13 +37,18 @@ struct RawSpec {
 
 /// Patches a label, a taint and an annotation of every node; returns the seconds that the patches took.
 pub async fn raw_change(fleet: &Fleet, round: usize) -> Result<f64> {
-    let nodes: Vec<RawNode> = fleet.admin().list(NODES, "").await?;
-    let begin = Instant::now();
-    stream::iter(nodes)
+    let list = Box::pin(fleet.admin().list::<RawNode>(NODES, ""));
+    let nodes = with_progress("nodes are listed for the bare client", list).await?;
+    let (count, mut written) = (nodes.len(), 0);
+    let (begin, mut progress) = (Instant::now(), WaitProgress::start());
+    let mut writes = stream::iter(nodes)
         .map(|node| write(fleet.account(), node, round))
-        .buffer_unordered(CONNECTIONS)
-        .try_collect::<Vec<()>>()
-        .await?;
+        .buffer_unordered(CONNECTIONS);
+    while let Some(result) = writes.next().await {
+        result?;
+        written += 1;
+        progress.tick(|| format!("{written} of {count} nodes are written by the bare client"));
+    }
     Ok(begin.elapsed().as_secs_f64())
 }
 
@@ -88,7 +94,8 @@ fn patch(node: &RawNode, round: usize) -> Value {
 pub async fn bare_list(fleet: &Fleet) -> Result<f64> {
     let begin = Instant::now();
     let list = |path: &'static str| Box::pin(fleet.account().list::<Named>(path, ""));
-    try_join!(list(NODES), list(GPU_NODES), list(NODES), list(GPU_NODES))?;
+    let lists = async { try_join!(list(NODES), list(GPU_NODES), list(NODES), list(GPU_NODES)) };
+    with_progress("a bare client lists everything twice", Box::pin(lists)).await?;
     Ok(begin.elapsed().as_secs_f64())
 }
 

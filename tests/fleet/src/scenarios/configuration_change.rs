@@ -26,7 +26,7 @@ pub struct ConfigurationChange {
     pub spec_writes_per_node: f64,
     /// Most of them to one `GpuNode`.
     pub most_spec_writes: usize,
-    /// Writes of the agents to their status for each node.
+    /// Writes of the agents and of the operators to the status for each node.
     pub status_writes_per_node: f64,
     /// Writes of the operators to Nodes; a configuration without new resources needs none.
     pub node_writes: usize,
@@ -54,7 +54,7 @@ pub async fn configuration_change(fleet: &Fleet) -> Result<ConfigurationChange> 
     fleet.await_ready_nodes(POLICY, size).await?;
     fleet.await_quiet(&mut requests, DELAY * 5).await?;
     raw_change(fleet, 0).await?;
-    let raw = raw_change(fleet, 1).await?;
+    let before = raw_change(fleet, 1).await?;
 
     fleet.agents().behave(AgentBehaviour {
         delay: DELAY,
@@ -69,11 +69,15 @@ pub async fn configuration_change(fleet: &Fleet) -> Result<ConfigurationChange> 
 
     let specs = requests.writes_by_name("gpunodes")?;
     let nodes = requests.writes_by_name("nodes")?;
+    let statuses = requests.writes_by_name("gpunodes/status")?;
+    let statuses = fleet.agents().answers() - answers + statuses.values().sum::<usize>();
+    // Before and after, as the API server and the machine may change meanwhile.
+    let raw = f64::midpoint(before, raw_change(fleet, 2).await?);
     let allowed = WAVES * DELAY.as_secs_f64() + 2.0 * raw;
     Ok(ConfigurationChange {
         spec_writes_per_node: number(specs.values().sum()) / number(size),
         most_spec_writes: most_writes(&specs),
-        status_writes_per_node: number(fleet.agents().answers() - answers) / number(size),
+        status_writes_per_node: number(statuses) / number(size),
         node_writes: nodes.values().sum(),
         seconds,
         ratio: seconds / allowed,
