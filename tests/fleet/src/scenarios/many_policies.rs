@@ -220,7 +220,14 @@ mod tests {
     fn slow_answers_do_not_hide_a_late_attempt_at_the_lease() {
         let at = |milliseconds: i64| Timestamp::from_millisecond(milliseconds).unwrap();
         // Three attempts of two requests each; the second one is slow, the third one late.
-        let requests = [(0, 10), (15, 30), (5000, 6900), (6910, 7000), (10_300, 10_310), (10_315, 10_400)];
+        let requests = [
+            (0, 10),
+            (15, 30),
+            (5000, 6900),
+            (6910, 7000),
+            (10_300, 10_310),
+            (10_315, 10_400),
+        ];
         let intervals = attempt_intervals(requests.into_iter().map(|(from, to)| (at(from), at(to))));
         let expected = [5.0, 5.3];
         assert!(

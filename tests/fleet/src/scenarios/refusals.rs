@@ -42,7 +42,10 @@ pub async fn refusals(fleet: &Fleet) -> Result<Refusals> {
     let result = while_refused(fleet).await;
     admit(fleet).await?;
     let (mut pair, refused, most_lists) = result?;
-    ensure!(refused > 0, "the API server refused no list of nodes, so nothing was measured");
+    ensure!(
+        refused > 0,
+        "the API server refused no list of nodes, so nothing was measured"
+    );
     let begin = Instant::now();
     fleet.await_settled(&mut pair).await?;
     let back = begin.elapsed().as_secs_f64();

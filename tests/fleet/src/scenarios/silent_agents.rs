@@ -97,10 +97,10 @@ pub async fn silent_agents(fleet: &Fleet, one_in: usize) -> Result<SilentAgents>
         "the agents that answer took {seconds:.0} s, so the deadline of {deadline} s says nothing"
     );
     let mut specs = requests.writes_by_name("gpunodes")?;
-    let written = first_writes(requests.writes()?.map(|write| {
-        let of_spec = write.resource() == "gpunodes";
-        (write.name().to_owned(), write.stage_timestamp, of_spec)
-    }));
+    let mut written = BTreeMap::new();
+    for write in requests.writes()?.filter(|write| write.resource() == "gpunodes") {
+        written.entry(write.name().to_owned()).or_insert(write.stage_timestamp);
+    }
     let most_changing = most_at_once(&written, &answers);
     specs.retain(|name, _| !silent.contains(name));
 
@@ -113,7 +113,10 @@ pub async fn silent_agents(fleet: &Fleet, one_in: usize) -> Result<SilentAgents>
         silent.iter().any(|name| message.contains(name)),
         "the rollout stopped for another reason: {message}"
     );
-    ensure!(stopped >= number(deadline) - 1.0, "the rollout stopped after {stopped:.0} s");
+    ensure!(
+        stopped >= number(deadline) - 1.0,
+        "the rollout stopped after {stopped:.0} s"
+    );
 
     let begin = Instant::now();
     fleet.agents().behave(AgentBehaviour::default());
@@ -151,38 +154,60 @@ async fn await_answers(
     }
 }
 
-/// Returns the end of the first write of each object; of each, the name and whether it counts are given.
-fn first_writes(writes: impl Iterator<Item = (String, Timestamp, bool)>) -> BTreeMap<String, Timestamp> {
-    let mut first = BTreeMap::new();
-    for (name, at, counts) in writes {
-        if counts {
-            first.entry(name).or_insert(at);
-        }
-    }
-    first
-}
-
 /// Returns the most nodes that certainly changed at the same time: from the end of the write of their configuration to
 /// just before their answer was sent, if there is one.
 fn most_at_once(written: &BTreeMap<String, Timestamp>, answers: &BTreeMap<String, Timestamp>) -> usize {
-    // An end before a beginning at the same moment.
-    let begins = written.values().map(|at| (*at, true));
-    let answered = answers.iter().filter(|(name, at)| written.get(*name).is_some_and(|begin| begin < *at));
-    let mut moments: Vec<(Timestamp, bool)> = begins.chain(answered.map(|(_, at)| (*at, false))).collect();
+    let mut moments = Vec::new();
+    for (name, begin) in written {
+        let answer = answers.get(name);
+        if answer.is_none_or(|end| begin < end) {
+            moments.push((*begin, true));
+            moments.extend(answer.map(|end| (*end, false)));
+        }
+    }
+    // Of two at the same moment the end is first.
     moments.sort_unstable();
-    let unseen: usize = written.len() - moments.iter().filter(|(_, begins)| !begins).count();
-    let (mut now, mut most) = (0_usize, unseen.min(1));
-    for (_, begins) in moments {
-        now = if begins { now + 1 } else { now.saturating_sub(1) };
+    let (mut now, mut most) = (0_usize, 0);
+    for (_, is_begin) in moments {
+        now = if is_begin { now + 1 } else { now.saturating_sub(1) };
         most = most.max(now);
     }
     most
 }
 
 fn condition<'a>(status: &'a Value, kind: &str) -> Option<&'a Value> {
-    status["conditions"].as_array()?.iter().find(|condition| condition["type"] == kind)
+    status["conditions"]
+        .as_array()?
+        .iter()
+        .find(|condition| condition["type"] == kind)
 }
 
 fn has_stopped(status: &Value) -> bool {
-    condition(status, "Stalled").is_some_and(|stalled| stalled["status"] == "True" && stalled["reason"] == "RolloutStopped")
+    condition(status, "Stalled")
+        .is_some_and(|stalled| stalled["status"] == "True" && stalled["reason"] == "RolloutStopped")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nodes_change_from_their_write_to_their_answer_and_silent_ones_for_ever() {
+        let moments = |entries: &[(&str, i64)]| -> BTreeMap<String, Timestamp> {
+            let moment = |(name, second): &(&str, i64)| ((*name).to_owned(), Timestamp::from_second(*second).unwrap());
+            entries.iter().map(moment).collect()
+        };
+        let written = moments(&[("a", 1), ("b", 1), ("silent", 2), ("d", 4), ("e", 5)]);
+        let answers = moments(&[("a", 3), ("b", 4), ("d", 9), ("e", 9)]);
+        assert_eq!(most_at_once(&written, &answers), 3);
+        assert_eq!(most_at_once(&written, &BTreeMap::new()), 5);
+        assert_eq!(most_at_once(&BTreeMap::new(), &answers), 0);
+    }
+
+    #[test]
+    fn rollout_has_stopped_by_the_condition_alone() {
+        let status = |reason: &str| json!({"conditions": [{"type": "Ready"}, {"type": "Stalled", "status": "True", "reason": reason}]});
+        assert!(has_stopped(&status("RolloutStopped")) && !has_stopped(&status("InvalidSpec")));
+        assert!(!has_stopped(&json!({})));
+    }
 }

@@ -104,7 +104,12 @@ mod tests {
             let renewals: Vec<Timestamp> = renewals.iter().map(|second| at(*second)).collect();
             longest_pause(at(10), &renewals, at(30))
         };
-        for (renewals, expected) in [(&[15, 20, 25][..], 5.0), (&[22, 25], 12.0), (&[12, 14], 16.0), (&[], 20.0)] {
+        for (renewals, expected) in [
+            (&[15, 20, 25][..], 5.0),
+            (&[22, 25][..], 12.0),
+            (&[12, 14][..], 16.0),
+            (&[][..], 20.0),
+        ] {
             assert!((longest(renewals) - expected).abs() < 1e-9, "{renewals:?}");
         }
         assert!((longest(&[5, 20, 40]) - 10.0).abs() < 1e-9, "others do not count");
