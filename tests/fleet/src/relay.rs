@@ -1,5 +1,5 @@
-//! A relay between a client and the API server that makes every request late: an API server that is slow to answer, with
-//! real answers.
+//! A relay between a client and the API server that makes every request late: an API server that is slow to answer,
+//! with real answers.
 //!
 //! Bytes towards the API server wait, those from it do not: a request on an open connection takes longer by the delay,
 //! and the first one on a new connection by two delays, one for the handshake of TLS.

@@ -114,8 +114,8 @@ async fn begin_change(fleet: &Fleet, round: usize) -> Result<OperatorRequests> {
     Ok(requests)
 }
 
-/// Returns the seconds from a moment to the end of the first write of a node that, by all requests so far, is one of the
-/// successor.
+/// Returns the seconds from a moment to the end of the first write of a node that, by all requests so far, is one of
+/// the successor.
 async fn first_write(
     fleet: &Fleet,
     change: &mut OperatorRequests,

@@ -38,8 +38,8 @@ const LIMIT: Duration = Duration::from_mins(1);
 /// An edit of all policies at once.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ManyPolicies {
-    /// Longest time from the beginning of an attempt of the leader at the Lease to that of the next, beyond the usual one,
-    /// in milliseconds.
+    /// Longest time from the beginning of an attempt of the leader at the Lease to that of the next, beyond the usual
+    /// one, in milliseconds.
     pub lease_late: f64,
     /// 99th percentile of the leader's answers to `/livez`, in milliseconds.
     pub livez: f64,
@@ -189,8 +189,8 @@ fn leader_credential(requests: &mut OperatorRequests) -> Result<String> {
     Ok(renewal.context("find a renewal of the Lease")?.credential().to_owned())
 }
 
-/// Returns the seconds from the beginning of each attempt of one replica at the Lease to that of the next. An attempt that
-/// the API server answers late does not move the next one.
+/// Returns the seconds from the beginning of each attempt of one replica at the Lease to that of the next. An attempt
+/// that the API server answers late does not move the next one.
 fn lease_intervals(requests: &[OperatorRequest], credential: &str) -> Vec<f64> {
     let of_lease = requests
         .iter()

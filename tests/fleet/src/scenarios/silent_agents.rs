@@ -1,6 +1,6 @@
-//! One policy changes the configuration of agents of which a few never answer: they use up their part of the budget until
-//! `progressDeadline`, and all others get the configuration meanwhile. Then the rollout counts as stopped, and goes on when
-//! they answer after all.
+//! One policy changes the configuration of agents of which a few never answer: they use up their part of the budget
+//! until `progressDeadline`, and all others get the configuration meanwhile. Then the rollout counts as stopped, and goes
+//! on when they answer after all.
 
 use crate::{
     Fleet,
@@ -206,7 +206,10 @@ mod tests {
 
     #[test]
     fn rollout_has_stopped_by_the_condition_alone() {
-        let status = |reason: &str| json!({"conditions": [{"type": "Ready"}, {"type": "Stalled", "status": "True", "reason": reason}]});
+        let status = |reason: &str| {
+            let stalled = json!({"type": "Stalled", "status": "True", "reason": reason});
+            json!({"conditions": [{"type": "Ready", "status": "False"}, stalled]})
+        };
         assert!(has_stopped(&status("RolloutStopped")) && !has_stopped(&status("InvalidSpec")));
         assert!(!has_stopped(&json!({})));
     }
