@@ -11,6 +11,7 @@ ARGS ?=
 NODES ?= 5000
 ONLY ?=
 TABLE ?=
+SILENT ?=
 TARGET := target
 CLUSTER_CMD := $(TARGET)/release/gpunode-cluster
 CARGO_DENY_VERSION := 0.20.2
@@ -87,8 +88,8 @@ bench: kubernetes images ## measure the figures of docs/benchmarks.md, compare t
 	@tests/bench.sh
 
 .PHONY: bench-fleet
-bench-fleet: kubernetes ## measure 5,000 simulated nodes (NODES=5000, ONLY=labels,failover, TABLE=1 for docs/scale.md)
-	@NODES=$(NODES) ONLY=$(ONLY) TABLE=$(TABLE) KEEP=$(KEEP) tests/bench-fleet.sh
+bench-fleet: $(if $(filter index,$(ONLY)),,kubernetes) ## measure 5,000 simulated nodes (NODES=5000, ONLY=labels,failover, ONLY=index, TABLE=1)
+	@NODES=$(NODES) ONLY=$(ONLY) TABLE=$(TABLE) KEEP=$(KEEP) SILENT=$(SILENT) tests/bench-fleet.sh
 
 # Two builds: built together, the agent would get features of the check. This agent runs on the host, whose glibc
 # may be older than that of the image.

@@ -27,6 +27,7 @@ mod figures;
 mod previews;
 mod removals;
 mod rollouts;
+mod scale;
 mod sweeps;
 mod taints;
 

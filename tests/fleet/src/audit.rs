@@ -110,6 +110,16 @@ impl OperatorRequests {
         }
         Ok(writes)
     }
+
+    /// Number of requests to write each object of a resource, those among them that were not accepted.
+    pub fn write_requests_by_name(&mut self, resource: &str) -> Result<BTreeMap<String, usize>> {
+        let mut requests = BTreeMap::new();
+        let of_resource = |request: &&OperatorRequest| request.is_write() && request.resource() == resource;
+        for request in self.read()?.iter().filter(of_resource) {
+            *requests.entry(request.name().to_owned()).or_default() += 1;
+        }
+        Ok(requests)
+    }
 }
 
 fn parse(line: &str) -> Result<Option<OperatorRequest>> {
@@ -165,10 +175,15 @@ impl OperatorRequest {
         self.object_ref.resource == "leases"
     }
 
-    fn is_object_write(&self) -> bool {
-        let is_write = matches!(self.verb.as_str(), "create" | "update" | "patch" | "delete");
+    /// Returns true for an accepted write, the Lease and events left out.
+    pub fn is_object_write(&self) -> bool {
         let is_counted = !["leases", "events"].contains(&self.object_ref.resource.as_str());
-        is_write && is_counted && self.stage == "ResponseComplete" && (200..300).contains(&self.code())
+        is_counted && self.is_write() && (200..300).contains(&self.code())
+    }
+
+    fn is_write(&self) -> bool {
+        let is_write = matches!(self.verb.as_str(), "create" | "update" | "patch" | "delete");
+        is_write && self.stage == "ResponseComplete"
     }
 }
 
@@ -202,6 +217,7 @@ mod tests {
         ] {
             let request = parsed("gpunode-operator/0.1.0", verb, resource, code).unwrap();
             assert!(!request.is_object_write(), "{verb} {resource} {code}");
+            assert_eq!(request.is_write(), verb != "list");
         }
     }
 }

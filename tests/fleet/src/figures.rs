@@ -2,6 +2,11 @@
 
 use std::fmt;
 
+/// Columns of a terminal.
+const COLUMNS: usize = 80;
+/// Columns before the name of a figure.
+const INDENT: usize = 37;
+
 /// One figure.
 #[derive(Debug)]
 pub struct FleetFigure {
@@ -90,7 +95,7 @@ pub const FLEET_FIGURES: &[FleetFigure] = &[
     ),
     most(
         "configuration-status-writes",
-        "the same: writes of the status per node",
+        "the same: writes of the status per node, by agent and operators",
         1.0,
         "",
     ),
@@ -100,6 +105,26 @@ pub const FLEET_FIGURES: &[FleetFigure] = &[
         1.2,
         "x",
     ),
+    most(
+        "silent-spec-writes",
+        "the same with agents that never answer: most writes of the GpuNode.spec of one that does",
+        1.0,
+        "",
+    ),
+    most(
+        "silent-budget",
+        "the same: most nodes that change at the same time, of `maxUnavailable`",
+        1.0,
+        "x",
+    ),
+    most(
+        "slow-lease",
+        "API server slower by 200 ms for each request: longest time between renewals of the Lease",
+        10.0,
+        "s",
+    ),
+    most("slow-livez-p99", "the same: /livez, p99", 100.0, "ms"),
+    most("slow-requests", "the same: most requests to write one node", 1.0, ""),
     most("idle-cpu", "idle with heartbeats: leader, of one core", 1.0, "%"),
     most(
         "failover-restart",
@@ -144,13 +169,28 @@ impl FleetFigure {
     /// For people at a terminal.
     pub fn line(&self, value: f64) -> String {
         let verdict = if self.is_met(value) { "met" } else { "missed" };
-        format!(
-            "{verdict:8}{:>14}  {:18}{}",
-            self.measured(value),
-            self.target(),
-            self.what
-        )
+        let (measured, target) = (self.measured(value), self.target());
+        format!("{verdict:7}{measured:>12}  {target:16}{}", wrapped(self.what))
     }
+}
+
+/// Returns a name on as many lines as it needs beside the columns before it.
+fn wrapped(name: &str) -> String {
+    let mut text = String::new();
+    let mut free = COLUMNS - INDENT;
+    for word in name.split(' ') {
+        if !text.is_empty() && word.len() >= free {
+            text.push('\n');
+            text.push_str(&" ".repeat(INDENT));
+            free = COLUMNS - INDENT;
+        } else if !text.is_empty() {
+            text.push(' ');
+            free -= 1;
+        }
+        text.push_str(word);
+        free = free.saturating_sub(word.len());
+    }
+    text
 }
 
 #[cfg(test)]
@@ -164,7 +204,23 @@ mod tests {
         assert!(of("label-ratio").is_met(0.95) && !of("label-ratio").is_met(0.94));
         assert!(of("idle-cpu").is_met(1.0) && !of("idle-cpu").is_met(1.01));
         assert_eq!(of("leader-cpu").target(), "at most 1 ms");
-        assert!(of("leader-cpu").line(0.5).starts_with("met           0.500 ms"));
+        assert!(
+            of("leader-cpu")
+                .line(0.5)
+                .starts_with("met        0.500 ms  at most 1 ms")
+        );
+    }
+
+    #[test]
+    fn lines_for_people_fit_a_terminal() {
+        for figure in FLEET_FIGURES {
+            let text = figure.line(1234.5);
+            let words: Vec<&str> = text.split_whitespace().collect();
+            assert!(words.join(" ").ends_with(figure.what), "{text}");
+            for line in text.lines() {
+                assert!(line.len() <= COLUMNS, "{line:?}");
+            }
+        }
     }
 
     #[test]

@@ -5,6 +5,7 @@ use crate::{
     audit::OperatorRequests,
     objects::{AgentReport, gpu_node, node, node_name},
     operator_process::{OperatorProcess, OperatorSettings},
+    progress::{WaitProgress, with_progress},
     simulated_agents::{AgentBehaviour, SimulatedAgents, send_report},
 };
 use anyhow::{Context, Result, ensure};
@@ -15,6 +16,7 @@ use serde_json::{Value, json};
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
+    net::SocketAddr,
     path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, Instant},
@@ -27,6 +29,8 @@ const CONCURRENCY: usize = 16;
 const PARTS: [usize; 2] = [6, 30];
 /// Time between two looks at the audit log.
 const LOOK: Duration = Duration::from_millis(200);
+/// Time between two looks at the status of all policies.
+const LOOK_AT_STATUSES: Duration = Duration::from_secs(1);
 /// Longest wait for anything that does not depend on the number of nodes.
 const LIMIT: Duration = Duration::from_mins(2);
 /// The same for each node of the fleet.
@@ -56,6 +60,7 @@ impl Fleet {
     pub async fn on_cluster(name: &str, size: usize) -> Result<Self> {
         let cluster = Cluster::attach(name).with_context(|| format!("find the cluster {name} of the fleet"))?;
         let repository = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..");
+        println!("        installing gpunode's objects");
         let manifests = repository.join("manifests/default").to_string_lossy().into_owned();
         cluster.kubectl_output(["apply", "-k", manifests.as_str()])?;
         cluster.kubectl_output(["wait", "--for=condition=Established", "crd", "--all", "--timeout=60s"])?;
@@ -127,9 +132,20 @@ impl Fleet {
             self.admin.patch::<IgnoredAny>(path, PatchForm::Apply, &object).await?;
         }
         let cluster = self.cluster.clone();
-        tokio::task::spawn_blocking(move || cluster.restart_api_server())
+        let restart = tokio::task::spawn_blocking(move || cluster.restart_api_server());
+        with_progress("the API server restarts", restart)
             .await
             .context("restart the API server")?
+    }
+
+    /// Address of the API server.
+    pub fn api_server_address(&self) -> Result<SocketAddr> {
+        let document = read_document(&self.cluster.kubeconfig())?;
+        let server = document["clusters"][0]["cluster"]["server"]
+            .as_str()
+            .unwrap_or_default();
+        let address = server.strip_prefix("https://").and_then(|text| text.parse().ok());
+        address.with_context(|| format!("find an address in {server:?}"))
     }
 
     /// Creates or deletes nodes until the fleet has this size.
@@ -137,21 +153,22 @@ impl Fleet {
         let names = |objects: Vec<Named>| -> BTreeSet<String> {
             objects.into_iter().map(|object| object.metadata.name).collect()
         };
-        let nodes = names(self.admin.list(NODES, "").await?);
+        let list = |path: &'static str| Box::pin(self.admin.list::<Named>(path, ""));
+        let nodes = names(with_progress("the nodes of an earlier run are listed", list(NODES)).await?);
         // The last that is created of a node.
-        let whole = names(self.admin.list(GPU_NODES, "").await?);
+        let whole = names(with_progress("the GpuNodes of an earlier run are listed", list(GPU_NODES)).await?);
         let wanted: BTreeMap<String, usize> = (0..size).map(|index| (node_name(index), index)).collect();
         let fleet = &*self;
-        stream::iter(nodes.iter().filter(|name| !wanted.contains_key(*name)))
+        let deletions = stream::iter(nodes.iter().filter(|name| !wanted.contains_key(*name)))
             .map(|name| fleet.delete_named(name))
             .buffer_unordered(CONCURRENCY)
-            .try_collect::<Vec<()>>()
-            .await?;
+            .try_collect::<Vec<()>>();
+        with_progress("nodes beyond this size are deleted", Box::pin(deletions)).await?;
         let missing = wanted
             .iter()
             .filter(|(name, _)| !nodes.contains(*name) || !whole.contains(*name));
         let missing: Vec<usize> = missing.map(|(_, index)| *index).collect();
-        let (begin, count) = (Instant::now(), missing.len());
+        let (mut progress, count) = (WaitProgress::start(), missing.len());
         let mut created = 0;
         let mut creations = stream::iter(missing)
             .map(|index| fleet.create_node(index))
@@ -159,12 +176,7 @@ impl Fleet {
         while let Some(creation) = creations.next().await {
             creation?;
             created += 1;
-            if created % 500 == 0 {
-                println!(
-                    "{created} of {count} nodes are created ({:.0} s)",
-                    begin.elapsed().as_secs_f64()
-                );
-            }
+            progress.tick(|| format!("{created} of {count} nodes are created"));
         }
         drop(creations);
         self.size = size;
@@ -237,9 +249,13 @@ impl Fleet {
 
     /// Starts an operator with this pod name; call it on the thread of the test or of `main`.
     pub fn start_operator(&self, pod: &str) -> Result<OperatorProcess> {
+        self.start_with(pod, kubeconfig(&self.cluster, pod))
+    }
+
+    fn start_with(&self, pod: &str, kubeconfig: PathBuf) -> Result<OperatorProcess> {
         let settings = OperatorSettings {
             binary: self.binary.clone(),
-            kubeconfig: kubeconfig(&self.cluster, pod),
+            kubeconfig,
             logs: self.cluster.logs(),
         };
         OperatorProcess::start(&settings, pod)
@@ -254,6 +270,25 @@ impl Fleet {
         Ok(pair)
     }
 
+    /// Starts two operators that reach the API server through a relay on this machine, and waits as
+    /// [`Fleet::start_pair`] does.
+    pub async fn start_pair_through(&self, relay: SocketAddr) -> Result<OperatorPair> {
+        let mut requests = self.requests()?;
+        let start = |pod: &str| {
+            let mut document = read_document(&kubeconfig(&self.cluster, pod))?;
+            // The certificate of the API server names the loopback address too.
+            document["clusters"][0]["cluster"]["server"] = format!("https://{relay}").into();
+            let path = kubeconfig(&self.cluster, &format!("{pod}-relay"));
+            write_document(&path, &document)?;
+            self.start_with(pod, path)
+        };
+        let processes = PODS.map(start).into_iter().collect::<Result<Vec<_>>>()?;
+        let mut pair = OperatorPair { processes };
+        self.await_settled(&mut pair).await?;
+        self.await_quiet(&mut requests, Duration::from_secs(5)).await?;
+        Ok(pair)
+    }
+
     /// Starts two operators and waits for nothing.
     pub fn start_unsettled_pair(&self) -> Result<OperatorPair> {
         let processes = PODS.map(|pod| self.start_operator(pod));
@@ -263,11 +298,13 @@ impl Fleet {
 
     /// Waits until one of the pair leads and both are ready.
     pub async fn await_settled(&self, pair: &mut OperatorPair) -> Result<()> {
-        let end = Instant::now() + self.limit();
+        let (end, mut progress) = (Instant::now() + self.limit(), WaitProgress::start());
         for index in 0..pair.processes.len() {
             while !is_ready(&pair.processes[index]).await {
                 pair.processes[index].ensure_running()?;
-                ensure!(Instant::now() < end, "{} is not ready", pair.processes[index].pod());
+                let state = || format!("{} is not ready", pair.processes[index].pod());
+                ensure!(Instant::now() < end, state());
+                progress.tick(state);
                 sleep(LOOK).await;
             }
         }
@@ -280,7 +317,9 @@ impl Fleet {
             {
                 return Ok(());
             }
-            ensure!(Instant::now() < end, "{holder:?} holds the Lease");
+            let state = || format!("the Lease is not with this pair: its holder is {holder:?}");
+            ensure!(Instant::now() < end, state());
+            progress.tick(state);
             sleep(LOOK).await;
         }
     }
@@ -307,10 +346,11 @@ impl Fleet {
 
     /// Waits until the operators have written nothing for a time.
     pub async fn await_quiet(&self, requests: &mut OperatorRequests, quiet: Duration) -> Result<()> {
-        let end = Instant::now() + self.limit();
+        let (end, mut progress) = (Instant::now() + self.limit(), WaitProgress::start());
         let (mut seen, mut since) = (requests.writes()?.count(), Instant::now());
         while since.elapsed() < quiet {
             ensure!(Instant::now() < end, "the operators still write: {seen} writes so far");
+            progress.tick(|| format!("{seen} writes; waiting for {quiet:?} without any"));
             sleep(LOOK).await;
             let now = requests.writes()?.count();
             if now != seen {
@@ -322,29 +362,60 @@ impl Fleet {
 
     /// Waits until so many objects of a resource have been written.
     pub async fn await_written(&self, requests: &mut OperatorRequests, resource: &str, objects: usize) -> Result<()> {
-        let end = Instant::now() + self.limit();
+        let (end, mut progress) = (Instant::now() + self.limit(), WaitProgress::start());
         loop {
             let written = requests.writes_by_name(resource)?.len();
             if written >= objects {
                 return Ok(());
             }
-            ensure!(Instant::now() < end, "{written} of {objects} {resource} are written");
+            let state = || format!("{written} of {objects} {resource} are written");
+            ensure!(Instant::now() < end, state());
+            progress.tick(state);
             sleep(LOOK).await;
         }
     }
 
     /// Waits until so many nodes count as ready in the status of a policy's current generation.
     pub async fn await_ready_nodes(&self, policy: &str, nodes: usize) -> Result<()> {
-        let end = Instant::now() + self.limit();
+        let ready = u64::try_from(nodes)?;
+        let is_reached = |status: &Value| status["nodes"]["ready"].as_u64() == Some(ready);
+        let what = format!("{nodes} nodes are ready");
+        self.await_status(policy, &what, is_reached).await.map(drop)
+    }
+
+    /// Waits until the status of a policy's current generation is as awaited, and returns it.
+    pub async fn await_status(&self, policy: &str, what: &str, is_reached: impl Fn(&Value) -> bool) -> Result<Value> {
+        let (end, mut progress) = (Instant::now() + self.limit(), WaitProgress::start());
         loop {
-            let object: Value = self.admin.get(&format!("{POLICIES}/{policy}")).await?;
-            let status = &object["status"];
-            let is_current = status["observedGeneration"] == object["metadata"]["generation"];
-            if is_current && status["nodes"]["ready"].as_u64() == u64::try_from(nodes).ok() {
+            let mut object: Value = self.admin.get(&format!("{POLICIES}/{policy}")).await?;
+            let status = object["status"].take();
+            if is_current(&object["metadata"], &status) && is_reached(&status) {
+                return Ok(status);
+            }
+            ensure!(
+                Instant::now() < end,
+                "policy {policy} never said: {what}; its status: {status}"
+            );
+            let ready = status["nodes"]["ready"].as_u64().unwrap_or_default();
+            progress.tick(|| format!("{ready} nodes are ready; waiting until {what}"));
+            sleep(LOOK).await;
+        }
+    }
+
+    /// Waits until the status of every policy is about its current spec: previews are computed then, too.
+    pub async fn await_current_statuses(&self) -> Result<()> {
+        let (end, mut progress) = (Instant::now() + self.limit(), WaitProgress::start());
+        loop {
+            let policies: Vec<Value> = self.admin.list(POLICIES, "").await?;
+            let is_late = |policy: &&Value| !is_current(&policy["metadata"], &policy["status"]);
+            let late = policies.iter().filter(is_late).count();
+            if late == 0 {
                 return Ok(());
             }
-            ensure!(Instant::now() < end, "{policy}: {nodes} nodes are not ready: {status}");
-            sleep(LOOK).await;
+            let state = || format!("{late} of {} policies have an earlier status", policies.len());
+            ensure!(Instant::now() < end, state());
+            progress.tick(state);
+            sleep(LOOK_AT_STATUSES).await;
         }
     }
 
@@ -382,6 +453,11 @@ async fn is_ready(process: &OperatorProcess) -> bool {
         .is_ok_and(|answer| answer.contains(" 200 "))
 }
 
+/// Returns true if a status is about the spec that the policy has.
+fn is_current(metadata: &Value, status: &Value) -> bool {
+    status["observedGeneration"].is_number() && status["observedGeneration"] == metadata["generation"]
+}
+
 fn kubeconfig(cluster: &Cluster, user: &str) -> PathBuf {
     cluster.folder().join(format!("{user}.kubeconfig"))
 }
@@ -396,9 +472,17 @@ fn write_kubeconfig(cluster: &Cluster, path: &Path) -> Result<()> {
         "gpunode-operator",
         "--duration=24h",
     ])?;
-    let admin = cluster.kubeconfig();
-    let text = fs::read_to_string(&admin).with_context(|| format!("read {}", admin.display()))?;
-    let mut document: Value = serde_json::from_str(&text).context("parse the administrator's kubeconfig")?;
+    let mut document = read_document(&cluster.kubeconfig())?;
     document["users"][0]["user"] = json!({"token": token.trim()});
+    write_document(path, &document)
+}
+
+/// Reads a kubeconfig that is JSON.
+fn read_document(path: &Path) -> Result<Value> {
+    let text = fs::read_to_string(path).with_context(|| format!("read {}", path.display()))?;
+    serde_json::from_str(&text).with_context(|| format!("parse {}", path.display()))
+}
+
+fn write_document(path: &Path, document: &Value) -> Result<()> {
     fs::write(path, document.to_string()).with_context(|| format!("write {}", path.display()))
 }

@@ -7,8 +7,9 @@
 use anyhow::{Context, Result, ensure};
 use clap::{Parser, ValueEnum};
 use gpunode_fleet_tests::{
-    FLEET_FIGURES, Fleet, configuration_change, expired_watches, failover, figure_table, filled, idle, label_change,
-    many_policies, number, refusals, scale_row, scale_table,
+    FLEET_FIGURES, Fleet, configuration_change, expired_watches, failover, figure_table, filled, growth_table, idle,
+    index_table, label_change, many_policies, number, read_index_figures, refusals, scale_row, scale_table,
+    silent_agents, slow_api_server,
 };
 use std::{
     collections::BTreeMap,
@@ -36,10 +37,16 @@ struct BenchArgs {
     /// Scenarios to run, separated by commas; all of them if empty.
     #[arg(long, value_delimiter = ',')]
     only: Vec<Scenario>,
+    /// One of so many agents that never answers, at least one.
+    #[arg(long, default_value_t = 500)]
+    silent_one_in: usize,
     /// Measures the table of numbers of nodes and policies instead.
     #[arg(long)]
     table: bool,
-    /// Document to fill: by the table, or by the figures of all scenarios.
+    /// Reads the output of the measurement of the index instead, for which no cluster is needed.
+    #[arg(long)]
+    index: Option<PathBuf>,
+    /// Document to fill: by the table, by the figures of the index, or by those of all scenarios.
     #[arg(long)]
     document: Option<PathBuf>,
 }
@@ -57,14 +64,21 @@ enum Scenario {
     Failover,
     /// Lists that the API server refuses.
     Refusals,
+    /// An API server that is slow to answer.
+    Slow,
     /// Heartbeats alone, which go on afterwards.
     Idle,
-    /// One change of configuration. Last, since resources that are gone leave the records minutes later.
+    /// A configuration of all agents. Towards the end, since resources that are gone leave the records minutes later.
     Configuration,
+    /// The same with agents that never answer.
+    Silent,
 }
 
 fn main() -> Result<()> {
     let args = BenchArgs::parse();
+    if let Some(path) = &args.index {
+        return tell_index(path, args.document.as_deref());
+    }
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
@@ -90,9 +104,11 @@ async fn measure_figures(args: &BenchArgs) -> Result<()> {
         }
         println!("\n######## {scenario:?}");
         // One that fails leaves its figures missing, and the others go on.
-        if let Err(error) = Box::pin(measure(&mut fleet, *scenario, &mut measured)).await {
+        if let Err(error) = Box::pin(measure(&mut fleet, *scenario, args, &mut measured)).await {
+            println!("failed: {error:#}");
             failures.push(format!("{scenario:?}: {error:#}"));
         }
+        println!("######## what is left is taken back");
         clean(&fleet).await?;
     }
     println!("\n######## figures, {} nodes", args.nodes);
@@ -119,7 +135,12 @@ async fn clean(fleet: &Fleet) -> Result<()> {
     fleet.clean().await
 }
 
-async fn measure(fleet: &mut Fleet, scenario: Scenario, measured: &mut BTreeMap<&'static str, f64>) -> Result<()> {
+async fn measure(
+    fleet: &mut Fleet,
+    scenario: Scenario,
+    args: &BenchArgs,
+    measured: &mut BTreeMap<&'static str, f64>,
+) -> Result<()> {
     match scenario {
         Scenario::Labels => {
             let found = label_change(fleet, PAIRS).await?;
@@ -160,6 +181,23 @@ async fn measure(fleet: &mut Fleet, scenario: Scenario, measured: &mut BTreeMap<
                 ("configuration-ratio", found.ratio),
             ]);
         }
+        Scenario::Silent => {
+            let found = silent_agents(fleet, args.silent_one_in).await?;
+            println!("{found:#?}");
+            measured.extend([
+                ("silent-spec-writes", number(found.most_spec_writes)),
+                ("silent-budget", found.budget),
+            ]);
+        }
+        Scenario::Slow => {
+            let found = slow_api_server(fleet).await?;
+            println!("{found:#?}");
+            measured.extend([
+                ("slow-lease", found.renewals),
+                ("slow-livez-p99", found.livez),
+                ("slow-requests", number(found.most_requests)),
+            ]);
+        }
         Scenario::Failover => {
             let found = failover(fleet).await?;
             println!("{found:#?}");
@@ -193,11 +231,22 @@ async fn measure_table(args: &BenchArgs) -> Result<()> {
         }
     }
     let table = scale_table(&rows);
-    println!("{table}");
-    match &args.document {
-        Some(path) => fill(path, "the table", &table),
-        None => Ok(()),
+    let growth = growth_table(&rows);
+    println!("{table}\n{growth}");
+    if let Some(path) = &args.document {
+        fill(path, "the table", &table)?;
+        fill(path, "the growth", &growth)?;
     }
+    Ok(())
+}
+
+/// Prints what the measurement of the index printed as a table, and fills the document.
+fn tell_index(output: &Path, document: Option<&Path>) -> Result<()> {
+    let text = fs::read_to_string(output).with_context(|| format!("read {}", output.display()))?;
+    let measured = read_index_figures(&text).with_context(|| format!("read the figures in {}", output.display()))?;
+    let table = index_table(&measured);
+    println!("{table}");
+    document.map_or(Ok(()), |path| fill(path, "the index", &table))
 }
 
 fn fill(path: &Path, name: &str, text: &str) -> Result<()> {

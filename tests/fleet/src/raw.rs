@@ -3,18 +3,19 @@
 use crate::{
     api::{ApiClient, GPU_NODES, Metadata, NODES, Named, PatchForm, refusal},
     fleet::Fleet,
+    progress::{WaitProgress, with_progress},
 };
 use anyhow::{Context as _, Result};
-use futures::{StreamExt as _, TryStreamExt as _, stream};
+use futures::{Stream, StreamExt as _, stream};
 use gpunode_crds::AGENT_FIELD_MANAGER;
 use jiff::Timestamp;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use std::time::Instant;
+use std::{pin::pin, time::Instant};
 use tokio::try_join;
 
 /// Writes at the same time: `MAX_CONCURRENT_WRITES` of `operator/src/write/worker.rs`. HTTP/1.1 has a connection for each.
-const CONNECTIONS: usize = 4;
+pub const CONNECTIONS: usize = 4;
 /// Attempts at a patch that lost a race.
 const ATTEMPTS: usize = 5;
 /// Key of the label, the taint and the annotation.
@@ -38,13 +39,26 @@ struct RawSpec {
 
 /// Patches a label, a taint and an annotation of every node; returns the seconds that the patches took.
 pub async fn raw_change(fleet: &Fleet, round: usize) -> Result<f64> {
-    let nodes: Vec<RawNode> = fleet.admin().list(NODES, "").await?;
-    let begin = Instant::now();
-    stream::iter(nodes)
-        .map(|node| write(fleet.account(), node, round))
-        .buffer_unordered(CONNECTIONS)
-        .try_collect::<Vec<()>>()
-        .await?;
+    let list = Box::pin(fleet.admin().list::<RawNode>(NODES, ""));
+    let nodes = with_progress("nodes are listed for the bare client", list).await?;
+    let count = nodes.len();
+    timed(
+        count,
+        stream::iter(nodes).map(|node| write(fleet.account(), node, round)),
+    )
+    .await
+}
+
+/// Awaits the writes of all nodes, as many at a time as there are connections; returns the seconds that they took.
+async fn timed(count: usize, writes: impl Stream<Item = impl Future<Output = Result<()>>>) -> Result<f64> {
+    let (begin, mut progress) = (Instant::now(), WaitProgress::start());
+    let mut writes = pin!(writes.buffer_unordered(CONNECTIONS));
+    let mut written = 0;
+    while let Some(result) = writes.next().await {
+        result?;
+        written += 1;
+        progress.tick(|| format!("{written} of {count} nodes are written by the bare client"));
+    }
     Ok(begin.elapsed().as_secs_f64())
 }
 
@@ -111,14 +125,9 @@ pub async fn configuration_of_fleet(fleet: &Fleet) -> Result<Value> {
 /// do; returns the seconds that the patches took.
 pub async fn raw_configuration(fleet: &Fleet, config: &Value) -> Result<f64> {
     let gpu_nodes: Vec<RawGpuNode> = fleet.admin().list(GPU_NODES, "").await?;
-    let step = Timestamp::now().to_string();
-    let begin = Instant::now();
-    stream::iter(gpu_nodes)
-        .map(|gpu_node| configure(fleet, gpu_node.metadata, config, &step))
-        .buffer_unordered(CONNECTIONS)
-        .try_collect::<Vec<()>>()
-        .await?;
-    Ok(begin.elapsed().as_secs_f64())
+    let (count, step) = (gpu_nodes.len(), Timestamp::now().to_string());
+    let writes = stream::iter(gpu_nodes).map(|gpu_node| configure(fleet, gpu_node.metadata, config, &step));
+    timed(count, writes).await
 }
 
 async fn configure(fleet: &Fleet, gpu_node: Metadata, config: &Value, step: &str) -> Result<()> {
@@ -147,7 +156,8 @@ async fn configure(fleet: &Fleet, gpu_node: Metadata, config: &Value, step: &str
 pub async fn bare_list(fleet: &Fleet) -> Result<f64> {
     let begin = Instant::now();
     let list = |path: &'static str| Box::pin(fleet.account().list::<Named>(path, ""));
-    try_join!(list(NODES), list(GPU_NODES), list(NODES), list(GPU_NODES))?;
+    let lists = async { try_join!(list(NODES), list(GPU_NODES), list(NODES), list(GPU_NODES)) };
+    with_progress("a bare client lists everything twice", Box::pin(lists)).await?;
     Ok(begin.elapsed().as_secs_f64())
 }
 

@@ -1,11 +1,14 @@
 //! The parts of `docs/scale.md` that the bench writes.
 
-use crate::{figures::FLEET_FIGURES, number};
+use crate::{figures::FLEET_FIGURES, machine::describe_machine, number};
 use anyhow::{Context, Result};
-use std::{collections::BTreeMap, fmt::Write as _};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt::Write as _,
+};
 
 /// Longest bar of the plot, in characters.
-const BAR: f64 = 60.0;
+const BAR: f64 = 40.0;
 
 /// A change of all policies by number of nodes and policies.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -30,7 +33,10 @@ pub struct ScaleRow {
 
 /// Returns the table of the figures by their keys.
 pub fn figure_table(measured: &BTreeMap<&str, f64>) -> String {
-    let mut table = "| figure | target | measured | |\n|---|---|---|---|\n".to_owned();
+    let mut table = format!(
+        "{}\n\n| figure | target | measured | |\n|---|---|---|---|\n",
+        describe_machine()
+    );
     for figure in FLEET_FIGURES {
         let value = measured.get(figure.key).copied();
         let text = value.map_or_else(|| "not measured".to_owned(), |value| figure.measured(value));
@@ -44,9 +50,12 @@ pub fn figure_table(measured: &BTreeMap<&str, f64>) -> String {
 
 /// Returns the table of the rows, and a plot of their times.
 pub fn scale_table(rows: &[ScaleRow]) -> String {
-    let mut text = "| nodes | policies | time | writes per node | memory | leader per node | standby per node | API server per node |\n\
-                    |---|---|---|---|---|---|---|---|\n"
-        .to_owned();
+    let mut text = format!(
+        "{}\n\n\
+         | nodes | policies | time | writes | memory | leader | standby | API server |\n\
+         |---|---|---|---|---|---|---|---|\n",
+        describe_machine()
+    );
     for row in rows {
         let _ = writeln!(
             text,
@@ -61,7 +70,7 @@ pub fn scale_table(rows: &[ScaleRow]) -> String {
             row.api_server
         );
     }
-    text.push_str("\nSeconds for each node, and what the greater replica keeps in memory:\n\n```\n");
+    text.push_str("\nTime for each node, and what the greater replica keeps in memory:\n\n```\n");
     let longest = |of: RowFigure| rows.iter().map(of).fold(f64::MIN_POSITIVE, f64::max);
     let plots: [(&str, RowFigure); 2] = [("ms/node", per_node), ("MiB", |row| row.resident)];
     for (title, of) in plots {
@@ -69,7 +78,7 @@ pub fn scale_table(rows: &[ScaleRow]) -> String {
         for row in rows {
             let _ = writeln!(
                 text,
-                "{:>5} nodes, {:>2} policies {:<60} {:.1} {title}",
+                "{:>5} nodes, {:>2} policies {:<40} {:.1} {title}",
                 row.nodes,
                 row.policies,
                 bar(of(row) / longest),
@@ -80,6 +89,40 @@ pub fn scale_table(rows: &[ScaleRow]) -> String {
     }
     text.truncate(text.trim_end().len());
     text.push_str("\n```\n");
+    text
+}
+
+/// Returns the growth from the second greatest number of nodes to the greatest, for each number of policies; a sentence
+/// where the rows have fewer than two numbers of nodes.
+pub fn growth_table(rows: &[ScaleRow]) -> String {
+    let sizes: BTreeSet<usize> = rows.iter().map(|row| row.nodes).collect();
+    let mut greatest = sizes.into_iter().rev();
+    let (Some(most), Some(fewer)) = (greatest.next(), greatest.next()) else {
+        return "Measured with one number of nodes.\n".to_owned();
+    };
+    let mut text = format!(
+        "Memory from {fewer} to {most} nodes; times for each node with {fewer} and with {most}:\n\n\
+         | policies | per 1,000 nodes | rest | time | leader | standby | API server |\n\
+         |---|---|---|---|---|---|---|\n"
+    );
+    let policies: BTreeSet<usize> = rows.iter().map(|row| row.policies).collect();
+    for policies in policies {
+        let of = |nodes: usize| rows.iter().find(|row| (row.nodes, row.policies) == (nodes, policies));
+        let (Some(small), Some(large)) = (of(fewer), of(most)) else {
+            continue;
+        };
+        let per_thousand = (large.resident - small.resident) / number(most - fewer) * 1000.0;
+        let without = small.resident - per_thousand * number(fewer) / 1000.0;
+        let both = |of: RowFigure| format!("{:.2}, {:.2} ms", of(small), of(large));
+        let _ = writeln!(
+            text,
+            "| {policies} | {per_thousand:.1} MiB | {without:.0} MiB | {} | {} | {} | {} |",
+            both(per_node),
+            both(|row| row.leader),
+            both(|row| row.standby),
+            both(|row| row.api_server)
+        );
+    }
     text
 }
 
@@ -119,20 +162,23 @@ pub fn filled(document: &str, name: &str, text: &str) -> Result<String> {
 mod tests {
     use super::*;
 
-    #[test]
-    fn filling_twice_keeps_the_rest_of_the_document() {
-        let document = include_str!("../../../docs/scale.md");
-        let row = ScaleRow {
-            nodes: 10,
+    fn row(nodes: usize, seconds: f64, resident: f64) -> ScaleRow {
+        ScaleRow {
+            nodes,
             policies: 1,
-            seconds: 0.1,
+            seconds,
             writes_per_node: 1.0,
-            resident: 12.0,
+            resident,
             leader: 1.0,
             standby: 0.4,
             api_server: 5.0,
-        };
-        let table = scale_table(&[row]);
+        }
+    }
+
+    #[test]
+    fn filling_twice_keeps_the_rest_of_the_document() {
+        let document = include_str!("../../../docs/scale.md");
+        let table = scale_table(&[row(10, 0.1, 12.0)]);
         let once = filled(document, "the table", &table).unwrap();
         assert!(
             once.contains("| 10 | 1 | 0.1 s | 1.00 | 12 MiB | 1.00 ms | 0.40 ms | 5.00 ms |"),
@@ -146,12 +192,32 @@ mod tests {
             "{both}"
         );
         assert!(filled("text", "the table", &table).is_err());
+        for name in ["the growth", "the index"] {
+            assert!(filled(&both, name, "text").is_ok(), "{name}");
+        }
+    }
+
+    #[test]
+    fn growth_is_that_between_the_two_greatest_fleets() {
+        let rows = [row(10, 0.1, 12.0), row(1000, 8.0, 20.0), row(5000, 45.0, 52.0)];
+        let table = growth_table(&rows);
+        let line = "| 1 | 8.0 MiB | 12 MiB | 8.00, 9.00 ms | 1.00, 1.00 ms | 0.40, 0.40 ms | 5.00, 5.00 ms |";
+        assert_eq!(table.lines().last(), Some(line), "{table}");
+        assert!(!growth_table(&rows[..1]).contains('|'));
+    }
+
+    #[test]
+    fn table_and_plot_fit_a_terminal() {
+        let rows = [row(1000, 8.0, 20.0), row(5000, 45.0, 1052.0)];
+        for line in scale_table(&rows).lines().skip(1) {
+            assert!(line.len() <= 80, "{line:?}");
+        }
     }
 
     #[test]
     fn bars_are_as_long_as_their_share() {
-        assert_eq!(bar(1.0).len(), 60);
-        assert_eq!(bar(0.5).len(), 30);
+        assert_eq!(bar(1.0).len(), 40);
+        assert_eq!(bar(0.5).len(), 20);
         assert_eq!(bar(0.0), "");
     }
 }

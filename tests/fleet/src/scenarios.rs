@@ -4,9 +4,11 @@
 //! |---|---|
 //! | `label_change` | one policy changes a label and a taint of all nodes, against a bare client |
 //! | `configuration_change` | one policy changes the configuration of all agents, a tenth at a time |
+//! | `silent_agents` | the same with a few agents that never answer |
 //! | `many_policies` | fifty policies, all edited at once |
 //! | `expired_watches` | the API server restarts, so that every watch begins anew |
 //! | `failover` | the leader is killed or stopped in the middle of a change |
+//! | `slow_api_server` | one policy changes a label and a taint while every request is late |
 //! | `idle` | heartbeats and nothing else |
 //! | `refusals` | the API server refuses lists |
 //! | `scale` | the same change by number of nodes and policies |
@@ -19,6 +21,8 @@ mod label_change;
 mod many_policies;
 mod refusals;
 mod scale;
+mod silent_agents;
+mod slow_api_server;
 
 pub use configuration_change::{ConfigurationChange, configuration_change};
 pub use expired_watches::{ExpiredWatches, expired_watches};
@@ -28,13 +32,16 @@ pub use label_change::{LabelChange, label_change};
 pub use many_policies::{ManyPolicies, many_policies};
 pub use refusals::{Refusals, refusals};
 pub use scale::scale_row;
+pub use silent_agents::{SilentAgents, silent_agents};
+pub use slow_api_server::{SlowApiServer, slow_api_server};
 
 use crate::{
     audit::seconds_between,
     fleet::{Fleet, OperatorPair},
-    objects::{MEMBER_LABEL, part_label},
+    objects::{MEMBER_LABEL, node_name, part_label},
     operator_process::{memory, processor_seconds},
     probes::number,
+    progress::with_progress,
 };
 use anyhow::{Context, Result};
 use futures::future::try_join_all;
@@ -49,6 +56,10 @@ const KEY: &str = "bench.example.com/round";
 const QUIET: Duration = Duration::from_secs(3);
 /// Time after which memory counts as steady.
 const STEADY: Duration = Duration::from_secs(15);
+/// Greatest fleet of which a scenario that takes long takes every node.
+const WHOLE: usize = 1000;
+/// Parts of a greater fleet, of which it takes one.
+const SAMPLE_PARTS: usize = 6;
 
 /// A change of all nodes by the operators.
 struct MeasuredChange {
@@ -78,6 +89,8 @@ async fn measured_change(
     let (before, begin) = (processor()?, Timestamp::now());
     apply_all(fleet, policies).await?;
     fleet.await_written(&mut requests, "nodes", nodes).await?;
+    // Previews may take longer than the writes, and their processor time counts.
+    fleet.await_current_statuses().await?;
     fleet.await_quiet(&mut requests, QUIET).await?;
     let after = processor()?;
     let writes = requests.writes_by_name("nodes")?;
@@ -109,11 +122,41 @@ fn all_nodes() -> Value {
     json!({"matchLabels": {MEMBER_LABEL: "true"}})
 }
 
+/// Nodes of a scenario that takes long with each node.
+struct NodeSample {
+    /// The `nodeSelector` of its policies.
+    selector: Value,
+    /// Names of the nodes, in order.
+    names: Vec<String>,
+}
+
+impl NodeSample {
+    /// All nodes, or a sixth of a great fleet.
+    fn of(fleet: &Fleet) -> Self {
+        let size = fleet.size();
+        if size <= WHOLE {
+            return Self {
+                selector: all_nodes(),
+                names: (0..size).map(node_name).collect(),
+            };
+        }
+        Self {
+            selector: json!({"matchLabels": {part_label(SAMPLE_PARTS): "0"}}),
+            names: (0..size).step_by(SAMPLE_PARTS).map(node_name).collect(),
+        }
+    }
+}
+
 /// A policy that labels and taints every node.
 fn label_policy(round: usize) -> (String, Value) {
+    label_policy_of(&all_nodes(), round)
+}
+
+/// A policy that labels and taints the nodes of a selector.
+fn label_policy_of(selector: &Value, round: usize) -> (String, Value) {
     let value = format!("round-{round}");
     let spec = json!({
-        "nodeSelector": all_nodes(),
+        "nodeSelector": selector,
         "labels": {KEY: value},
         "taints": [{"key": KEY, "value": value, "effect": "PreferNoSchedule"}],
     });
@@ -145,7 +188,7 @@ fn policies_in_parts(parts: usize, previews: usize, round: usize) -> Vec<(String
 
 /// Returns the most memory that one of the pair has resident once it is steady, in MiB.
 async fn steady_memory(pair: &OperatorPair) -> Result<f64> {
-    sleep(STEADY).await;
+    with_progress("memory becomes steady", sleep(STEADY)).await;
     most(pair, |pid| Ok(memory(pid)?.resident))
 }
 

@@ -27,7 +27,7 @@ use tokio::{
 };
 
 /// Time between two reports of a kubelet about an unchanged node (`nodeStatusReportFrequency`).
-const HEARTBEAT: Duration = Duration::from_mins(5);
+pub const HEARTBEAT: Duration = Duration::from_mins(5);
 /// Pause before a lost watch starts anew, and before a refused status is sent again.
 const RETRY: Duration = Duration::from_millis(500);
 
@@ -40,8 +40,13 @@ pub struct SimulatedAgents {
 struct AgentsState {
     api: ApiClient,
     behaviour: Mutex<AgentBehaviour>,
+    /// Newest objects of nodes whose agents are silent.
+    missed: Mutex<BTreeMap<String, GpuNodeView>>,
     reports: Mutex<BTreeMap<String, SimulatedReport>>,
+    /// Moment just before the last accepted answer of each node was sent.
+    answered: Mutex<BTreeMap<String, Timestamp>>,
     answers: AtomicUsize,
+    heartbeats: AtomicUsize,
 }
 
 /// Report of one agent.
@@ -58,7 +63,7 @@ struct SimulatedReport {
 pub struct AgentBehaviour {
     /// Time from a new configuration to the status that reports it in force.
     pub delay: Duration,
-    /// Nodes whose agents never answer.
+    /// Nodes whose agents do not answer, until another behaviour is set.
     pub silent: BTreeSet<String>,
 }
 
@@ -102,8 +107,11 @@ impl SimulatedAgents {
         let state = Arc::new(AgentsState {
             api,
             behaviour: Mutex::default(),
+            missed: Mutex::default(),
             reports: Mutex::default(),
+            answered: Mutex::default(),
             answers: AtomicUsize::new(0),
+            heartbeats: AtomicUsize::new(0),
         });
         let task = tokio::spawn(follow(state.clone()));
         Self {
@@ -114,13 +122,34 @@ impl SimulatedAgents {
 
     /// Sends heartbeats of this number of nodes, each every five minutes, evenly spread.
     pub fn send_heartbeats(&mut self, nodes: usize) {
-        let api = self.state.api.clone();
-        self.tasks.push(tokio::spawn(heartbeats(api, nodes)));
+        self.tasks.push(tokio::spawn(heartbeats(self.state.clone(), nodes)));
     }
 
-    /// Sets the behaviour from now on.
+    /// Number of heartbeats that the API server has accepted.
+    pub fn heartbeats(&self) -> usize {
+        self.state.heartbeats.load(Ordering::Relaxed)
+    }
+
+    /// Sets the behaviour from now on. Agents that are no longer silent answer what they missed. Call it in a runtime.
     pub fn behave(&self, behaviour: AgentBehaviour) {
-        *locked(&self.state.behaviour) = behaviour;
+        let woken: BTreeMap<String, GpuNodeView> = {
+            let mut current = locked(&self.state.behaviour);
+            *current = behaviour;
+            let mut missed = locked(&self.state.missed);
+            let (still, woken) = std::mem::take(&mut *missed)
+                .into_iter()
+                .partition(|(name, _)| current.silent.contains(name));
+            *missed = still;
+            woken
+        };
+        for object in woken.into_values() {
+            observe(&self.state, object);
+        }
+    }
+
+    /// Moment just before the last accepted answer of each node was sent.
+    pub fn answered(&self) -> BTreeMap<String, Timestamp> {
+        locked(&self.state.answered).clone()
     }
 
     /// Number of configurations answered so far; each answer is one write of a status.
@@ -195,6 +224,7 @@ async fn follow_once(state: &Arc<AgentsState>) -> Result<()> {
             WatchEvent::Added(object) | WatchEvent::Modified(object) => observe(state, object),
             WatchEvent::Deleted(object) => {
                 locked(&state.reports).remove(&object.metadata.name);
+                locked(&state.missed).remove(&object.metadata.name);
             }
             WatchEvent::Bookmark(_) => {}
             WatchEvent::Error(status) => return Err(kube::Error::Api(status).into()),
@@ -205,14 +235,18 @@ async fn follow_once(state: &Arc<AgentsState>) -> Result<()> {
 
 /// Answers a configuration that the agent has not answered yet.
 fn observe(state: &Arc<AgentsState>, object: GpuNodeView) {
+    let delay = {
+        let behaviour = locked(&state.behaviour);
+        if behaviour.silent.contains(&object.metadata.name) {
+            locked(&state.missed).insert(object.metadata.name.clone(), object);
+            return;
+        }
+        behaviour.delay
+    };
     let name = object.metadata.name;
     let in_force = object.spec.config.map(|config| (config.policy, config.hash));
     let step = object.spec.step.filter(|step| step.failed.is_none());
     let finished_step = step.map(|step| step.started_at);
-    let behaviour = locked(&state.behaviour).clone();
-    if behaviour.silent.contains(&name) {
-        return;
-    }
     {
         let mut reports = locked(&state.reports);
         let report = &mut reports.entry(name.clone()).or_default().wanted;
@@ -224,15 +258,19 @@ fn observe(state: &Arc<AgentsState>, object: GpuNodeView) {
         // One that is over stays in the report, as the operator may remove it from the spec.
         report.finished_step = finished_step.or_else(|| report.finished_step.take());
     }
-    tokio::spawn(answer(state.clone(), name, behaviour.delay));
+    tokio::spawn(answer(state.clone(), name, delay));
 }
 
 async fn answer(state: Arc<AgentsState>, name: String, delay: Duration) {
     sleep(delay).await;
     loop {
+        let begin = Timestamp::now();
         match state.send(&name).await {
             Ok(is_sent) => {
-                state.answers.fetch_add(usize::from(is_sent), Ordering::Relaxed);
+                if is_sent {
+                    locked(&state.answered).insert(name, begin);
+                    state.answers.fetch_add(1, Ordering::Relaxed);
+                }
                 return;
             }
             Err(_) => sleep(RETRY).await,
@@ -240,16 +278,18 @@ async fn answer(state: Arc<AgentsState>, name: String, delay: Duration) {
     }
 }
 
-async fn heartbeats(api: ApiClient, nodes: usize) {
+async fn heartbeats(state: Arc<AgentsState>, nodes: usize) {
     let Ok(number) = u32::try_from(nodes) else { return };
     let mut ticks = interval(HEARTBEAT / number.max(1));
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     for index in (0..nodes).cycle() {
         ticks.tick().await;
-        let api = api.clone();
+        let state = state.clone();
         // One that fails is followed by the next, as with kubelets.
         tokio::spawn(async move {
-            let _ = send_heartbeat(&api, &node_name(index)).await;
+            if send_heartbeat(&state.api, &node_name(index)).await.is_ok() {
+                state.heartbeats.fetch_add(1, Ordering::Relaxed);
+            }
         });
     }
 }

@@ -227,14 +227,14 @@ fn measure_one_event_among_10_and_among_5000_nodes() {
 }
 
 /// Resident memory of this process, in KiB.
-fn resident_kib() -> usize {
+pub(super) fn resident_kib() -> usize {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
     line.trim().trim_end_matches(" kB").parse().unwrap()
 }
 
 /// A node as a kubelet reports it, with 40 labels, 50 images, 5 conditions and the fields of three managers.
-fn reported_node(index: usize) -> serde_json::Value {
+pub(super) fn reported_node(index: usize) -> serde_json::Value {
     let name = format!("gpu-{index:05}");
     let mut labels: serde_json::Map<_, _> = (0..39)
         .map(|label| (format!("example.com/label-{label}"), json!("value")))
@@ -305,7 +305,7 @@ fn reported_node(index: usize) -> serde_json::Value {
 }
 
 /// The `GpuNode` of such a node as an agent reports it: 8 healthy GPUs with their links, half of them held.
-fn reported_gpu_node(index: usize) -> serde_json::Value {
+pub(super) fn reported_gpu_node(index: usize) -> serde_json::Value {
     let name = format!("gpu-{index:05}");
     let uuid = |gpu: usize| format!("GPU-{index:08}-1111-2222-3333-{gpu:012}");
     let link = |peer: usize| json!({"peer": peer, "level": "NODE", "nvlinks": 2});

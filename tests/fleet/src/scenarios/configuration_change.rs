@@ -27,7 +27,7 @@ pub struct ConfigurationChange {
     pub spec_writes_per_node: f64,
     /// Most of them to one `GpuNode`.
     pub most_spec_writes: usize,
-    /// Writes of the agents to their status for each node.
+    /// Writes of the agents and of the operators to the status for each node.
     pub status_writes_per_node: f64,
     /// Writes of the operators to Nodes; a configuration without new resources needs none.
     pub node_writes: usize,
@@ -72,7 +72,8 @@ pub async fn configuration_change(fleet: &Fleet) -> Result<ConfigurationChange> 
 
     let specs = requests.writes_by_name("gpunodes")?;
     let nodes = requests.writes_by_name("nodes")?;
-    let answered = fleet.agents().answers() - answers;
+    let statuses = requests.writes_by_name("gpunodes/status")?;
+    let statuses = fleet.agents().answers() - answers + statuses.values().sum::<usize>();
 
     // The operators follow the bare client's writes and answer none, as do the agents.
     fleet.apply_policy(POLICY, &policy(&[13, 31], "Paused")).await?;
@@ -86,7 +87,7 @@ pub async fn configuration_change(fleet: &Fleet) -> Result<ConfigurationChange> 
     Ok(ConfigurationChange {
         spec_writes_per_node: number(specs.values().sum()) / number(size),
         most_spec_writes: most_writes(&specs),
-        status_writes_per_node: number(answered) / number(size),
+        status_writes_per_node: number(statuses) / number(size),
         node_writes: nodes.values().sum(),
         seconds,
         raw,

@@ -6,6 +6,7 @@ use crate::{
     audit::{OperatorRequests, seconds_between},
     objects::node_name,
     operator_process::{memory, reset_peak},
+    progress::{WaitProgress, with_progress},
     raw::bare_list,
     scenarios::{KEY, QUIET, label_policy, measured_change, most, steady_memory},
 };
@@ -58,7 +59,7 @@ pub async fn expired_watches(fleet: &Fleet) -> Result<ExpiredWatches> {
     let expired_peak = most(&pair, |pid| Ok(memory(pid)?.peak))?;
 
     let mut requests = fleet.requests()?;
-    sleep(RENEWALS).await;
+    with_progress("a renewal of the Lease", sleep(RENEWALS)).await;
     let renewal = requests.read()?.iter().rfind(|request| request.is_renewal());
     let leader = renewal.context("find the leader's renewal")?.credential().to_owned();
     let restart = Timestamp::now();
@@ -94,7 +95,7 @@ pub async fn expired_watches(fleet: &Fleet) -> Result<ExpiredWatches> {
 
 /// Waits until so many lists of nodes have been answered.
 async fn await_lists(requests: &mut OperatorRequests, lists: usize) -> Result<()> {
-    let end = Instant::now() + LIMIT;
+    let (end, mut progress) = (Instant::now() + LIMIT, WaitProgress::start());
     loop {
         let is_list_of_nodes =
             |request: &&crate::audit::OperatorRequest| request.is_list() && request.resource() == "nodes";
@@ -103,10 +104,9 @@ async fn await_lists(requests: &mut OperatorRequests, lists: usize) -> Result<()
         if seen >= lists {
             return Ok(());
         }
-        ensure!(
-            Instant::now() < end,
-            "{seen} of {lists} watches of nodes have begun anew"
-        );
+        let state = || format!("{seen} of {lists} watches of nodes have begun anew");
+        ensure!(Instant::now() < end, state());
+        progress.tick(state);
         sleep(LOOK).await;
     }
 }

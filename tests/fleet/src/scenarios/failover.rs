@@ -3,12 +3,13 @@
 use crate::{
     Fleet, OperatorPair,
     api::{NODES, Named},
-    audit::{OperatorRequests, seconds_between},
+    audit::{OperatorRequest, OperatorRequests, seconds_between},
+    progress::WaitProgress,
     quantile,
     raw::bare_list,
     scenarios::{KEY, QUIET, label_policy, measured_change, most_writes},
 };
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use jiff::Timestamp;
 use std::time::{Duration, Instant};
 use tokio::time::sleep;
@@ -49,15 +50,29 @@ pub async fn failover(fleet: &Fleet) -> Result<Failover> {
     pair.get_mut(leader).kill()?;
     let restart = Timestamp::now();
     pair.replace(leader, fleet.start_operator(&pod)?);
-    let restarted = first_write(fleet, &mut change, restart).await?;
+    // The API server may still read what the killed process has sent, so the first list tells the new one.
+    let is_list = |request: &&OperatorRequest| {
+        let is_new = request.request_received_timestamp > restart;
+        is_new && request.is_list() && request.code() < 300 && request.resource() == "nodes"
+    };
+    let restarted = first_write(fleet, &mut change, restart, |requests, write| {
+        let list = requests.iter().find(is_list);
+        list.is_some_and(|list| write.request_received_timestamp > list.request_received_timestamp)
+    });
+    let restarted = restarted.await?;
     most_writes = most_writes.max(finish_change(fleet, change, 1).await?);
     fleet.await_settled(&mut pair).await?;
 
     let mut change = begin_change(fleet, 2).await?;
     let (leader, _) = fleet.leader_and_standby(&pair).await?;
     let pod = pair.get(leader).pod().to_owned();
+    let killed = change.writes()?.next().context("find a write of the leader")?;
+    let killed = killed.credential().to_owned();
     pair.get_mut(leader).kill()?;
-    let standby = first_write(fleet, &mut change, Timestamp::now()).await?;
+    let standby = first_write(fleet, &mut change, Timestamp::now(), |_, write| {
+        write.credential() != killed
+    });
+    let standby = standby.await?;
     most_writes = most_writes.max(finish_change(fleet, change, 2).await?);
     pair.replace(leader, fleet.start_operator(&pod)?);
     fleet.await_settled(&mut pair).await?;
@@ -99,17 +114,26 @@ async fn begin_change(fleet: &Fleet, round: usize) -> Result<OperatorRequests> {
     Ok(requests)
 }
 
-/// Returns the seconds from a moment to the end of the first write of a node whose request came after it.
-async fn first_write(fleet: &Fleet, change: &mut OperatorRequests, after: Timestamp) -> Result<f64> {
-    let end = Instant::now() + fleet.limit();
+/// Returns the seconds from a moment to the end of the first write of a node that, by all requests so far, is one of
+/// the successor.
+async fn first_write(
+    fleet: &Fleet,
+    change: &mut OperatorRequests,
+    after: Timestamp,
+    is_of_successor: impl Fn(&[OperatorRequest], &OperatorRequest) -> bool,
+) -> Result<f64> {
+    let (end, mut progress) = (Instant::now() + fleet.limit(), WaitProgress::start());
     loop {
-        let is_first = |write: &&crate::audit::OperatorRequest| {
-            write.resource() == "nodes" && write.request_received_timestamp > after
+        let requests = change.read()?;
+        let is_first = |write: &&OperatorRequest| {
+            let is_write = write.is_object_write() && write.resource() == "nodes";
+            is_write && write.request_received_timestamp > after && is_of_successor(requests, write)
         };
-        if let Some(write) = change.writes()?.find(is_first) {
+        if let Some(write) = requests.iter().find(is_first) {
             return Ok(seconds_between(after, write.stage_timestamp));
         }
         ensure!(Instant::now() < end, "no operator goes on with the change");
+        progress.tick(|| "no operator goes on with the change yet".to_owned());
         sleep(LOOK).await;
     }
 }
@@ -118,13 +142,15 @@ async fn first_write(fleet: &Fleet, change: &mut OperatorRequests, after: Timest
 async fn finish_change(fleet: &Fleet, mut change: OperatorRequests, round: usize) -> Result<usize> {
     // By the nodes: the API server logs no success of a write whose client is killed.
     let others = format!("labelSelector={KEY}!=round-{round}");
-    let end = Instant::now() + fleet.limit();
+    let (end, mut progress) = (Instant::now() + fleet.limit(), WaitProgress::start());
     loop {
         let others: Vec<Named> = fleet.admin().list(NODES, &others).await?;
         if others.is_empty() {
             break;
         }
-        ensure!(Instant::now() < end, "the change did not reach {} nodes", others.len());
+        let state = || format!("the change has not reached {} nodes", others.len());
+        ensure!(Instant::now() < end, state());
+        progress.tick(state);
         sleep(LOOK_AT_NODES).await;
     }
     fleet.await_quiet(&mut change, QUIET).await?;

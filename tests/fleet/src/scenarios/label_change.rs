@@ -39,13 +39,19 @@ pub async fn label_change(fleet: &Fleet, pairs: usize) -> Result<LabelChange> {
     let (mut seconds, mut raw, mut leader, mut standby) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     let (mut writes, mut most) = (0, 0);
     for round in 1..=pairs {
+        // In turns, so that a machine that becomes slower is to the disadvantage of both.
+        if round % 2 == 0 {
+            raw.push(raw_change(fleet, round).await?);
+        }
         let change = measured_change(fleet, &pair, &[label_policy(round)], size).await?;
         seconds.push(change.seconds);
         leader.push(change.leader);
         standby.push(change.standby);
         writes += change.writes.values().sum::<usize>();
         most = most.max(most_writes(&change.writes));
-        raw.push(raw_change(fleet, round).await?);
+        if round % 2 == 1 {
+            raw.push(raw_change(fleet, round).await?);
+        }
         println!(
             "pair {round}: {:.1} s by the operators, {:.1} s by a bare client",
             change.seconds,

@@ -6,6 +6,7 @@ use crate::{
     audit::{OperatorRequest, OperatorRequests, seconds_between},
     objects::node_name,
     probes::LivenessProbes,
+    progress::{WaitProgress, with_progress},
     quantile,
     scenarios::{KEY, QUIET, apply_all, measured_change, policies_in_parts, steady_memory},
 };
@@ -25,7 +26,7 @@ const PARTS: usize = 30;
 const PREVIEWS: usize = 20;
 /// Time in which the Lease is watched without any change.
 const UNCHANGED: Duration = Duration::from_secs(30);
-/// A pause between requests about the Lease is at least this long; those of one renewal follow each other at once.
+/// A pause between two attempts at the Lease is at least this long; the requests of one follow each other at once.
 const PAUSE: f64 = 0.5;
 /// Time between two looks at a node.
 const LOOK: Duration = Duration::from_millis(20);
@@ -37,10 +38,13 @@ const LIMIT: Duration = Duration::from_mins(1);
 /// An edit of all policies at once.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ManyPolicies {
-    /// Longest pause between two requests of the leader about the Lease, beyond the usual one, in milliseconds.
+    /// Longest time from the beginning of an attempt of the leader at the Lease to that of the next, beyond the usual
+    /// one, in milliseconds.
     pub lease_late: f64,
     /// 99th percentile of the leader's answers to `/livez`, in milliseconds.
     pub livez: f64,
+    /// The slowest of them.
+    pub livez_slowest: f64,
     /// Resident memory before the edit, the greater of both replicas, in MiB.
     pub resident: f64,
     /// 99th percentile of the seconds from a fault or a new node to its taint or label.
@@ -60,7 +64,7 @@ pub async fn many_policies(fleet: &Fleet) -> Result<ManyPolicies> {
     measured_change(fleet, &pair, &policies_in_parts(PARTS, PREVIEWS, 0), size).await?;
     let resident = steady_memory(&pair).await?;
     let mut usual = fleet.requests()?;
-    sleep(UNCHANGED).await;
+    with_progress("the Lease is watched without a change", sleep(UNCHANGED)).await;
     let leader = leader_credential(&mut usual)?;
 
     let mut requests = fleet.requests()?;
@@ -71,6 +75,8 @@ pub async fn many_policies(fleet: &Fleet) -> Result<ManyPolicies> {
     let edit = apply_all(fleet, &policies);
     let samples = Box::pin(serve_while_changing(fleet, &mut requests));
     let ((), samples) = tokio::try_join!(edit, samples)?;
+    // While previews are still computed, too.
+    fleet.await_current_statuses().await?;
     fleet.await_quiet(&mut requests, QUIET).await?;
     let livez: Vec<f64> = probes
         .finish()?
@@ -79,15 +85,17 @@ pub async fn many_policies(fleet: &Fleet) -> Result<ManyPolicies> {
         .collect();
     let last = requests.writes()?.map(|write| write.stage_timestamp).max();
     let last = last.context("find the last write")?;
-    let pauses = lease_pauses(requests.read()?, &leader);
-    let usual = quantile(&lease_pauses(usual.read()?, &leader), 0.5);
-    let longest = pauses.iter().copied().fold(usual, f64::max);
+    let intervals = lease_intervals(requests.read()?, &leader);
+    let usual = quantile(&lease_intervals(usual.read()?, &leader), 0.5);
+    ensure!(usual > 0.0 && !intervals.is_empty(), "the Lease was not renewed twice");
+    let longest = intervals.iter().copied().fold(usual, f64::max);
     let mut writes = requests.writes_by_name("nodes")?;
     writes.retain(|name, _| !samples.names.contains(name));
     restore(fleet, &samples).await?;
     Ok(ManyPolicies {
         lease_late: (longest - usual) * 1000.0,
         livez: quantile(&livez, 0.99),
+        livez_slowest: quantile(&livez, 1.0),
         resident,
         served: quantile(&samples.seconds, 0.99),
         samples: samples.seconds.len(),
@@ -108,15 +116,17 @@ struct ServedNodes {
 /// Breaks GPUs and adds nodes in turns until every node of the fleet has been written.
 async fn serve_while_changing(fleet: &Fleet, requests: &mut OperatorRequests) -> Result<ServedNodes> {
     let size = fleet.size();
-    let end = Instant::now() + fleet.limit();
+    let (end, mut progress) = (Instant::now() + fleet.limit(), WaitProgress::start());
     let mut served = ServedNodes::default();
     loop {
         let written = requests.writes_by_name("nodes")?;
         if (0..size).all(|index| written.contains_key(&node_name(index))) {
             return Ok(served);
         }
-        ensure!(Instant::now() < end, "{} of {size} nodes are written", written.len());
         let round = served.seconds.len();
+        let state = || format!("{} of {size} nodes are written, {round} were urgent", written.len());
+        ensure!(Instant::now() < end, state());
+        progress.tick(state);
         let begin;
         if round % 2 == 0 {
             // Spread over the fleet, and none twice before all had their turn.
@@ -160,11 +170,14 @@ fn has_taint(node: &Value, key: &str) -> bool {
 
 /// Mends what was broken and removes the nodes that joined.
 async fn restore(fleet: &Fleet, served: &ServedNodes) -> Result<()> {
+    let mut progress = WaitProgress::start();
     for name in &served.faulty {
         fleet.agents().set_unhealthy(name, false).await?;
+        progress.tick(|| format!("GPU of {name} is healthy again"));
     }
     for index in &served.joined {
         fleet.delete_node(*index).await?;
+        progress.tick(|| format!("{} is deleted again", node_name(*index)));
     }
     let mut requests = fleet.requests()?;
     fleet.await_quiet(&mut requests, QUIET).await
@@ -176,14 +189,50 @@ fn leader_credential(requests: &mut OperatorRequests) -> Result<String> {
     Ok(renewal.context("find a renewal of the Lease")?.credential().to_owned())
 }
 
-/// Returns the seconds between requests of one replica about the Lease, those within one renewal left out.
-fn lease_pauses(requests: &[OperatorRequest], credential: &str) -> Vec<f64> {
-    let of_lease: Vec<&OperatorRequest> = requests
+/// Returns the seconds from the beginning of each attempt of one replica at the Lease to that of the next. An attempt
+/// that the API server answers late does not move the next one.
+fn lease_intervals(requests: &[OperatorRequest], credential: &str) -> Vec<f64> {
+    let of_lease = requests
         .iter()
-        .filter(|request| request.is_of_lease() && request.credential() == credential)
-        .collect();
-    let pauses = of_lease
-        .windows(2)
-        .map(|pair| seconds_between(pair[0].stage_timestamp, pair[1].request_received_timestamp));
-    pauses.filter(|pause| *pause > PAUSE).collect()
+        .filter(|request| request.is_of_lease() && request.credential() == credential);
+    let times = of_lease.map(|request| (request.request_received_timestamp, request.stage_timestamp));
+    attempt_intervals(times)
+}
+
+/// The same of the times at which the API server had each request and had answered it.
+fn attempt_intervals(requests: impl Iterator<Item = (Timestamp, Timestamp)>) -> Vec<f64> {
+    let (mut begins, mut last_answer) = (Vec::new(), None);
+    for (received, answered) in requests {
+        if last_answer.is_none_or(|last| seconds_between(last, received) > PAUSE) {
+            begins.push(received);
+        }
+        last_answer = Some(answered);
+    }
+    let pairs = begins.windows(2);
+    pairs.map(|pair| seconds_between(pair[0], pair[1])).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slow_answers_do_not_hide_a_late_attempt_at_the_lease() {
+        let at = |milliseconds: i64| Timestamp::from_millisecond(milliseconds).unwrap();
+        // Three attempts of two requests each; the second one is slow, the third one late.
+        let requests = [
+            (0, 10),
+            (15, 30),
+            (5000, 6900),
+            (6910, 7000),
+            (10_300, 10_310),
+            (10_315, 10_400),
+        ];
+        let intervals = attempt_intervals(requests.into_iter().map(|(from, to)| (at(from), at(to))));
+        let expected = [5.0, 5.3];
+        assert!(
+            intervals.len() == 2 && intervals.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-9),
+            "{intervals:?}"
+        );
+    }
 }

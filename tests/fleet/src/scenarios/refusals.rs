@@ -1,24 +1,34 @@
 //! The API server refuses the operators' lists for a while, with a real priority level that admits nothing.
 
-use crate::{Fleet, api::PatchForm, scenarios::QUIET};
-use anyhow::Result;
+use crate::{
+    Fleet,
+    api::{ApiClient, NODES, PatchForm},
+    progress::with_progress,
+    scenarios::QUIET,
+};
+use anyhow::{Result, ensure};
 use serde::de::IgnoredAny;
 use serde_json::json;
 use std::{
     collections::BTreeMap,
     time::{Duration, Instant},
 };
-use tokio::time::sleep;
+use tokio::{task::JoinSet, time::sleep};
 
 const NAME: &str = "fleet-refusal";
 const COLLECTION: &str = "/apis/flowcontrol.apiserver.k8s.io/v1";
 /// Time for which lists are refused.
 const REFUSED: Duration = Duration::from_secs(20);
+/// Lists of the bench at a time. A priority level without seats admits a request if no other one is under way, so these
+/// keep it busy: the operators' lists find it empty now and then.
+const OCCUPANTS: usize = 3;
+/// Pause of an occupant whose list was refused.
+const RETRY: Duration = Duration::from_millis(20);
 
 /// Lists that were refused for a while.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Refusals {
-    /// Lists of nodes that the API server answered with 429; zero where it admitted them one at a time.
+    /// Lists of nodes that the API server answered with 429.
     pub refused: usize,
     /// Most lists of one kind that one replica tried meanwhile.
     pub most_lists: usize,
@@ -32,6 +42,10 @@ pub async fn refusals(fleet: &Fleet) -> Result<Refusals> {
     let result = while_refused(fleet).await;
     admit(fleet).await?;
     let (mut pair, refused, most_lists) = result?;
+    ensure!(
+        refused > 0,
+        "the API server refused no list of nodes, so nothing was measured"
+    );
     let begin = Instant::now();
     fleet.await_settled(&mut pair).await?;
     let back = begin.elapsed().as_secs_f64();
@@ -46,8 +60,13 @@ pub async fn refusals(fleet: &Fleet) -> Result<Refusals> {
 
 async fn while_refused(fleet: &Fleet) -> Result<(crate::OperatorPair, usize, usize)> {
     let mut requests = fleet.requests()?;
+    let mut occupants = JoinSet::new();
+    for _ in 0..OCCUPANTS {
+        occupants.spawn(occupy(fleet.account().clone()));
+    }
     let pair = fleet.start_unsettled_pair()?;
-    sleep(REFUSED).await;
+    with_progress("lists are refused", sleep(REFUSED)).await;
+    occupants.shutdown().await;
     let mut lists: BTreeMap<(String, String), usize> = BTreeMap::new();
     let mut refused = 0;
     for request in requests.read()?.iter().filter(|request| request.is_list()) {
@@ -61,6 +80,15 @@ async fn while_refused(fleet: &Fleet) -> Result<(crate::OperatorPair, usize, usi
         refused += usize::from(request.resource() == "nodes");
     }
     Ok((pair, refused, lists.values().copied().max().unwrap_or_default()))
+}
+
+/// Lists all nodes again and again.
+async fn occupy(api: ApiClient) {
+    loop {
+        if api.get::<IgnoredAny>(NODES).await.is_err() {
+            sleep(RETRY).await;
+        }
+    }
 }
 
 /// Creates a priority level without seats for lists and watches of the operator's account.
