@@ -89,8 +89,7 @@ pub async fn silent_agents(fleet: &Fleet, one_in: usize) -> Result<SilentAgents>
     fleet.apply_policy(POLICY, &policy(&[13, 31])).await?;
     let answering = sample.names.iter().filter(|name| !silent.contains(*name)).cloned();
     let answers = await_answers(fleet, answering.collect(), edit).await?;
-    let status = fleet.await_ready_nodes(POLICY, nodes - silent.len());
-    status.await?;
+    fleet.await_ready_nodes(POLICY, nodes - silent.len()).await?;
     let seconds = begin.elapsed().as_secs_f64();
     ensure!(
         seconds < number(deadline),
@@ -104,8 +103,9 @@ pub async fn silent_agents(fleet: &Fleet, one_in: usize) -> Result<SilentAgents>
     let most_changing = most_at_once(&written, &answers);
     specs.retain(|name, _| !silent.contains(name));
 
-    let status = fleet.await_status(POLICY, "its rollout has stopped", has_stopped);
-    let status = status.await?;
+    let status = fleet
+        .await_status(POLICY, "its rollout has stopped", has_stopped)
+        .await?;
     let stopped = begin.elapsed().as_secs_f64();
     let message = condition(&status, "Stalled").map(|stalled| stalled["message"].as_str().unwrap_or_default());
     let message = message.context("find the condition Stalled")?;
