@@ -200,8 +200,8 @@ pub async fn send_report(
     let Some(patch) = status_patch(name, before, report) else {
         return Ok(false);
     };
-    let path = format!("{GPU_NODES}/{name}/status?fieldManager={AGENT_FIELD_MANAGER}");
-    api.patch::<serde::de::IgnoredAny>(&path, PatchForm::Merge, &patch)
+    let target = format!("{GPU_NODES}/{name}/status?fieldManager={AGENT_FIELD_MANAGER}");
+    api.patch::<serde::de::IgnoredAny>(&target, PatchForm::Merge, &patch)
         .await?;
     Ok(true)
 }

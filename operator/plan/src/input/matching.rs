@@ -24,9 +24,11 @@ pub fn matches(policy: &Policy, node: &NodeFacts, record: &NodeRecord, gpu_node:
 /// Returns false if a policy does not match a node, whatever GPUs that has. Reads no record, for thousands of nodes in
 /// a row: returns true where the record has a label that the policy selects by.
 pub fn may_match(policy: &Policy, node: &NodeFacts) -> bool {
-    let none = RecordEntries::default();
+    let unread = RecordEntries::default();
     let record = node.owned.as_deref().unwrap_or_default();
-    policy.selector.matches_labels(VisibleLabels::new(&node.labels, &none))
+    policy
+        .selector
+        .matches_labels(VisibleLabels::new(&node.labels, &unread))
         || policy.selector.label_keys().any(|key| record.contains(key.as_str()))
 }
 

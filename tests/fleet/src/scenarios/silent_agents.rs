@@ -3,9 +3,7 @@
 //! on when they answer after all.
 
 use crate::{
-    Fleet,
-    audit::seconds_between,
-    number,
+    Fleet, number,
     progress::WaitProgress,
     scenarios::{NodeSample, QUIET, most_writes},
     simulated_agents::AgentBehaviour,
