@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# `make test`: everything that CI runs. Builds first, then runs tests on three clusters side by side, and those that need no
+# `make test`: everything that CI runs. Builds first, then runs tests on four clusters side by side, and those that need no
 # cluster beside them: most tests wait most of the time. Ends with the number of tests.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -58,6 +58,14 @@ e2e_removal() {
   stage "agents that are replaced" on_cluster cluster staying_up::
   stage "a DRA driver that goes" on_cluster cluster dra::gpus_without_a_dra_driver
 }
+# A control plane without kubelets, whose operators are processes.
+lane_fleet() {
+  export GPUNODE_FLEET_CLUSTER=e2e-fleet
+  stage "start of cluster e2e-fleet" \
+    nice -n 5 target/release/gpunode-cluster up --name e2e-fleet --cluster tests/fleet/cluster.yaml
+  [ "$failed" = 0 ] || return 0
+  stage "a fleet of 500 nodes" on_cluster fleet
+}
 without_cluster() {
   stage "clusters that come and go" program lifecycle --ignored --test-threads=1
   stage "NVML for other programs" program nvml --ignored --test-threads=1
@@ -93,7 +101,7 @@ lane_removal() { lane e2e-removal e2e_removal; }
 pids=()
 stop() {
   # Tests on a cluster end with it.
-  for cluster in $clusters; do target/release/gpunode-cluster down --name "$cluster" > /dev/null || true; done
+  for cluster in $clusters e2e-fleet; do target/release/gpunode-cluster down --name "$cluster" > /dev/null || true; done
   if [ ${#pids[@]} -gt 0 ]; then kill "${pids[@]}" 2> /dev/null || true; fi
   wait
 }
@@ -101,6 +109,7 @@ trap stop EXIT
 beside e2e lane_e2e
 beside e2e-agents lane_agents
 beside e2e-removal lane_removal
+beside e2e-fleet lane_fleet
 beside tests without_cluster
 wait "${pids[@]}" || true
 pids=()

@@ -3,7 +3,7 @@
 use crate::{
     api::{ApiClient, GPU_NODES, LEASE, NODES, Named, POLICIES, PatchForm, refusal},
     audit::OperatorRequests,
-    objects::{AgentReport, gpu_node, node, node_name},
+    objects::{AgentReport, MEMBER_LABEL, gpu_node, node, node_name},
     operator_process::{OperatorProcess, OperatorSettings},
     progress::{WaitProgress, with_progress},
     simulated_agents::{AgentBehaviour, SimulatedAgents, send_report},
@@ -239,10 +239,16 @@ impl Fleet {
         Ok(())
     }
 
-    /// Deletes all policies and waits until the operators have taken back what they wrote.
+    /// Deletes all policies and waits until the operators have taken back what they wrote. Each policy is emptied first:
+    /// operators take the time to clean up after one that is deleted, and clean up at once after one that is edited.
     pub async fn clean(&self) -> Result<()> {
         self.agents.behave(AgentBehaviour::default());
         let mut requests = self.requests()?;
+        for policy in self.admin.list::<Named>(POLICIES, "").await? {
+            let empty = json!({"nodeSelector": {"matchLabels": {MEMBER_LABEL: "true"}}});
+            self.apply_policy(&policy.metadata.name, &empty).await?;
+        }
+        self.await_quiet(&mut requests, Duration::from_secs(5)).await?;
         self.delete_policies().await?;
         self.await_quiet(&mut requests, Duration::from_secs(5)).await
     }
