@@ -52,9 +52,9 @@ struct AgentsState {
 /// Report of one agent.
 #[derive(Clone, Debug, Default)]
 struct SimulatedReport {
-    /// What it has to say.
+    /// Its present state.
     wanted: AgentReport,
-    /// What the API server has; at first that of an agent that has just created its `GpuNode`.
+    /// The state that the API server has; at first that of an agent that has just created its `GpuNode`.
     sent: AgentReport,
 }
 
