@@ -38,10 +38,11 @@ pub fn figure_table(measured: &BTreeMap<&str, f64>) -> String {
         describe_machine()
     );
     for figure in FLEET_FIGURES {
-        let value = measured.get(figure.key).copied();
-        let text = value.map_or_else(|| "not measured".to_owned(), |value| figure.measured(value));
-        let is_met = value.is_some_and(|value| figure.is_met(value));
-        let verdict = if is_met { "met" } else { "missed" };
+        let (text, verdict) = match measured.get(figure.key) {
+            Some(value) if figure.is_met(*value) => (figure.measured(*value), "met"),
+            Some(value) => (figure.measured(*value), "missed"),
+            None => ("not measured".to_owned(), ""),
+        };
         // Writing into a string cannot fail.
         let _ = writeln!(table, "| {} | {} | {text} | {verdict} |", figure.what, figure.target());
     }
