@@ -8,6 +8,7 @@
 
 #![forbid(unsafe_code)]
 
+mod audit_log;
 mod cgroup;
 mod cluster;
 mod cluster_file;
@@ -36,6 +37,7 @@ mod state;
 mod subnet;
 mod wait;
 
+pub use audit_log::end_of_whole_lines;
 pub use cgroup::CgroupVersion;
 pub use cluster::{Cluster, DEFAULT_NAME, Options, missing};
 pub use cluster_file::{ClusterFile, NodeSpec};

@@ -1,6 +1,7 @@
 //! The audit log of the API server: who wrote what.
 
 use anyhow::{Context, Result};
+use gpunode_cluster::end_of_whole_lines;
 use jiff::Timestamp;
 use serde_json::Value;
 use std::{
@@ -23,9 +24,7 @@ pub struct AuditEvent(Value);
 impl AuditLog {
     /// Follows the log from now on.
     pub fn from_now(path: PathBuf) -> Result<Self> {
-        let from = std::fs::metadata(&path)
-            .with_context(|| format!("find {}", path.display()))?
-            .len();
+        let from = end_of_whole_lines(&path)?;
         Ok(Self { path, from })
     }
 

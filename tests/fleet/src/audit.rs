@@ -1,6 +1,7 @@
 //! The audit log of the API server: the operator's requests, in their order.
 
 use anyhow::{Context, Result};
+use gpunode_cluster::end_of_whole_lines;
 use jiff::Timestamp;
 use serde::Deserialize;
 use std::{
@@ -23,7 +24,8 @@ pub struct OperatorRequests {
     requests: Vec<OperatorRequest>,
 }
 
-/// A request of an operator; a watch has one entry when it begins and one when it ends.
+/// A request of an operator. A watch has an entry when it begins or is refused, and another one when it ends (`WithAudit` in
+/// `pkg/endpoints/filters/audit.go` of k8s.io/apiserver).
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct OperatorRequest {
@@ -68,12 +70,9 @@ struct ResponseStatus {
 impl OperatorRequests {
     /// Follows the log from now on.
     pub fn from_now(path: PathBuf) -> Result<Self> {
-        let offset = std::fs::metadata(&path)
-            .with_context(|| format!("find {}", path.display()))?
-            .len();
         Ok(Self {
+            offset: end_of_whole_lines(&path)?,
             path,
-            offset,
             requests: Vec::new(),
         })
     }
@@ -166,8 +165,7 @@ impl OperatorRequest {
     /// Returns true for a list, or for a watch that begins with a list of all objects.
     pub fn is_list(&self) -> bool {
         let is_streaming = self.verb == "watch" && self.uri.contains("sendInitialEvents=true");
-        let is_first = self.stage == "ResponseStarted" || self.code() >= 400;
-        self.verb == "list" || (is_streaming && is_first)
+        self.verb == "list" || (is_streaming && self.stage == "ResponseStarted")
     }
 
     /// Returns true for a request about the Lease.
@@ -200,6 +198,24 @@ mod tests {
         format!(
             r#"{{"stage":"ResponseComplete","requestURI":"/x","verb":"{verb}","userAgent":"{agent}","objectRef":{{"resource":"{resource}","name":"a"}},"responseStatus":{{"code":{code}}},"requestReceivedTimestamp":"2026-01-01T00:00:00.000000Z","stageTimestamp":"2026-01-01T00:00:00.500000Z"}}"#
         )
+    }
+
+    #[test]
+    fn refused_streaming_list_counts_once() {
+        let entry = |stage: &str| {
+            let watch = line("gpunode-operator/1", "watch", "nodes", 429)
+                .replace("/x", "/api/v1/nodes?sendInitialEvents=true&watch=true")
+                .replace("ResponseComplete", stage);
+            parse(&watch).unwrap().unwrap()
+        };
+        assert!(entry("ResponseStarted").is_list());
+        assert!(!entry("ResponseComplete").is_list());
+        assert!(
+            parse(&line("gpunode-operator/1", "list", "nodes", 429))
+                .unwrap()
+                .unwrap()
+                .is_list()
+        );
     }
 
     #[test]

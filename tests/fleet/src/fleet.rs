@@ -11,7 +11,8 @@ use crate::{
 use anyhow::{Context, Result, ensure};
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use gpunode_cluster::Cluster;
-use serde::de::IgnoredAny;
+use gpunode_crds::OWNED_ANNOTATION;
+use serde::{Deserialize, de::IgnoredAny};
 use serde_json::{Value, json};
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -250,7 +251,31 @@ impl Fleet {
         }
         self.await_quiet(&mut requests, Duration::from_secs(5)).await?;
         self.delete_policies().await?;
+        self.await_quiet(&mut requests, Duration::from_secs(5)).await?;
+        self.replace_nodes_with_resources().await?;
         self.await_quiet(&mut requests, Duration::from_secs(5)).await
+    }
+
+    /// Makes the nodes anew whose records name a resource: a resource that is gone leaves its record minutes later, in
+    /// the middle of what is measured next.
+    async fn replace_nodes_with_resources(&self) -> Result<()> {
+        let list = Box::pin(self.admin.list::<RecordedNode>(NODES, ""));
+        let nodes = with_progress("the records of all nodes are read", list).await?;
+        let names: BTreeSet<String> = nodes
+            .into_iter()
+            .filter(|node| node.metadata.names_a_resource())
+            .map(|node| node.metadata.name)
+            .collect();
+        let replacements = stream::iter((0..self.size).filter(|index| names.contains(&node_name(*index))))
+            .map(async |index| {
+                self.delete_node(index).await?;
+                self.create_node(index).await
+            })
+            .buffer_unordered(CONCURRENCY)
+            .try_collect::<Vec<()>>();
+        with_progress("nodes with resources are made anew", Box::pin(replacements))
+            .await
+            .map(drop)
     }
 
     /// Starts an operator with this pod name; call it on the thread of the test or of `main`.
@@ -457,6 +482,27 @@ async fn is_ready(process: &OperatorProcess) -> bool {
     crate::probes::probe(process.address(), "/readyz")
         .await
         .is_ok_and(|answer| answer.contains(" 200 "))
+}
+
+/// A node of which the record is read.
+#[derive(Deserialize)]
+struct RecordedNode {
+    metadata: RecordedMetadata,
+}
+
+#[derive(Deserialize)]
+struct RecordedMetadata {
+    name: String,
+    #[serde(default)]
+    annotations: BTreeMap<String, String>,
+}
+
+impl RecordedMetadata {
+    fn names_a_resource(&self) -> bool {
+        self.annotations
+            .get(OWNED_ANNOTATION)
+            .is_some_and(|record| record.contains(r#""resources":"#))
+    }
 }
 
 /// Returns true if a status is about the spec that the policy has.
