@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# `make test`: everything that CI runs. Builds first, then runs tests on four clusters side by side, and those that need no
-# cluster beside them: most tests wait most of the time. Ends with the number of tests.
+# `make test`: everything that CI runs. Builds first, then runs tests on three clusters side by side, and all others beside them:
+# most tests wait most of the time. Ends with the number of tests.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . tests/report.sh
@@ -59,14 +59,14 @@ e2e_removal() {
   stage "a DRA driver that goes" on_cluster cluster dra::gpus_without_a_dra_driver
 }
 # A control plane without kubelets, whose operators are processes.
-lane_fleet() {
+fleet() {
   export GPUNODE_FLEET_CLUSTER=e2e-fleet
   stage "start of cluster e2e-fleet" \
     nice -n 5 target/release/gpunode-cluster up --name e2e-fleet --cluster tests/fleet/cluster.yaml
   [ "$failed" = 0 ] || return 0
   stage "a fleet of 500 nodes" on_cluster fleet
 }
-without_cluster() {
+others() {
   stage "clusters that come and go" program lifecycle --ignored --test-threads=1
   stage "NVML for other programs" program nvml --ignored --test-threads=1
   stage "demo" tests/e2e/demo.sh
@@ -80,6 +80,8 @@ without_cluster() {
   stage "hooks as root: mounts" program gpunode-hook --ignored
   stage "hooks as root: the loader" program hook --ignored --skip measure
   stage "the agent's process as root" program node --ignored --skip measure --test-threads=4
+  # Last, since it keeps the processors busy: most of the others are over by then.
+  fleet
 }
 
 # Runs a function beside others, with a name before each of its lines.
@@ -109,8 +111,7 @@ trap stop EXIT
 beside e2e lane_e2e
 beside e2e-agents lane_agents
 beside e2e-removal lane_removal
-beside e2e-fleet lane_fleet
-beside tests without_cluster
+beside tests others
 wait "${pids[@]}" || true
 pids=()
 

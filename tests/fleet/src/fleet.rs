@@ -33,7 +33,7 @@ const LOOK: Duration = Duration::from_millis(200);
 /// Time between two looks at the status of all policies.
 const LOOK_AT_STATUSES: Duration = Duration::from_secs(1);
 /// Longest wait for anything that does not depend on the number of nodes.
-const LIMIT: Duration = Duration::from_mins(2);
+const LIMIT: Duration = Duration::from_mins(4);
 /// The same for each node of the fleet.
 const LIMIT_PER_NODE: Duration = Duration::from_millis(60);
 /// The user of writes that are compared with those of the operators.
@@ -240,40 +240,27 @@ impl Fleet {
         Ok(())
     }
 
-    /// Deletes all policies and waits until the operators have taken back what they wrote. Each policy is emptied first:
-    /// operators take the time to clean up after one that is deleted, and clean up at once after one that is edited.
+    /// Deletes all policies and makes every node anew that operators have written. No operator may run.
     pub async fn clean(&self) -> Result<()> {
         self.agents.behave(AgentBehaviour::default());
-        let mut requests = self.requests()?;
-        for policy in self.admin.list::<Named>(POLICIES, "").await? {
-            let empty = json!({"nodeSelector": {"matchLabels": {MEMBER_LABEL: "true"}}});
-            self.apply_policy(&policy.metadata.name, &empty).await?;
-        }
-        self.await_quiet(&mut requests, Duration::from_secs(5)).await?;
         self.delete_policies().await?;
-        self.await_quiet(&mut requests, Duration::from_secs(5)).await?;
-        self.replace_nodes_with_resources().await?;
-        self.await_quiet(&mut requests, Duration::from_secs(5)).await
-    }
-
-    /// Makes the nodes anew whose records name a resource: a resource that is gone leaves its record minutes later, in
-    /// the middle of what is measured next.
-    async fn replace_nodes_with_resources(&self) -> Result<()> {
-        let list = Box::pin(self.admin.list::<RecordedNode>(NODES, ""));
-        let nodes = with_progress("the records of all nodes are read", list).await?;
-        let names: BTreeSet<String> = nodes
+        let list = Box::pin(self.admin.list::<WrittenObject>(NODES, ""));
+        let mut objects = with_progress("all nodes are read", list).await?;
+        let list = Box::pin(self.admin.list::<WrittenObject>(GPU_NODES, ""));
+        objects.extend(with_progress("all GpuNodes are read", list).await?);
+        let written: BTreeSet<String> = objects
             .into_iter()
-            .filter(|node| node.metadata.names_a_resource())
-            .map(|node| node.metadata.name)
+            .filter(WrittenObject::is_of_operator)
+            .map(|object| object.metadata.name)
             .collect();
-        let replacements = stream::iter((0..self.size).filter(|index| names.contains(&node_name(*index))))
+        let replacements = stream::iter((0..self.size).filter(|index| written.contains(&node_name(*index))))
             .map(async |index| {
                 self.delete_node(index).await?;
                 self.create_node(index).await
             })
             .buffer_unordered(CONCURRENCY)
             .try_collect::<Vec<()>>();
-        with_progress("nodes with resources are made anew", Box::pin(replacements))
+        with_progress("nodes are made anew", Box::pin(replacements))
             .await
             .map(drop)
     }
@@ -484,24 +471,29 @@ async fn is_ready(process: &OperatorProcess) -> bool {
         .is_ok_and(|answer| answer.contains(" 200 "))
 }
 
-/// A node of which the record is read.
+/// A Node or a `GpuNode`, as far as it shows what operators have written.
 #[derive(Deserialize)]
-struct RecordedNode {
-    metadata: RecordedMetadata,
+struct WrittenObject {
+    metadata: WrittenMetadata,
+    #[serde(default)]
+    spec: WrittenSpec,
 }
 
 #[derive(Deserialize)]
-struct RecordedMetadata {
+struct WrittenMetadata {
     name: String,
     #[serde(default)]
     annotations: BTreeMap<String, String>,
 }
 
-impl RecordedMetadata {
-    fn names_a_resource(&self) -> bool {
-        self.annotations
-            .get(OWNED_ANNOTATION)
-            .is_some_and(|record| record.contains(r#""resources":"#))
+#[derive(Default, Deserialize)]
+struct WrittenSpec {
+    config: Option<IgnoredAny>,
+}
+
+impl WrittenObject {
+    fn is_of_operator(&self) -> bool {
+        self.spec.config.is_some() || self.metadata.annotations.contains_key(OWNED_ANNOTATION)
     }
 }
 

@@ -108,8 +108,7 @@ async fn measure_figures(args: &BenchArgs) -> Result<()> {
             println!("failed: {error:#}");
             failures.push(format!("{scenario:?}: {error:#}"));
         }
-        println!("######## what is left is taken back");
-        clean(&fleet).await?;
+        fleet.clean().await?;
     }
     println!("\n######## figures, {} nodes", args.nodes);
     let mut missed = Vec::new();
@@ -127,12 +126,6 @@ async fn measure_figures(args: &BenchArgs) -> Result<()> {
     ensure!(failures.is_empty(), "failed: {}", failures.join("; "));
     ensure!(missed.is_empty(), "missed: {}", missed.join(", "));
     Ok(())
-}
-
-/// Takes the policies back with operators that work.
-async fn clean(fleet: &Fleet) -> Result<()> {
-    let _pair = fleet.start_pair().await?;
-    fleet.clean().await
 }
 
 async fn measure(

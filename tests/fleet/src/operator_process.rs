@@ -133,7 +133,10 @@ impl OperatorProcess {
 
 impl Drop for OperatorProcess {
     fn drop(&mut self) {
-        let _ = self.kill();
+        // One that is stopped gives the Lease away, and the next one need not wait for its end.
+        let ended = self.terminate().and_then(|()| self.process.wait(END_TIMEOUT));
+        let _ = ended.or_else(|_| self.process.signal(Signal::KILL));
+        let _ = self.child.wait();
     }
 }
 

@@ -33,7 +33,6 @@ fn on_fleet(test: impl AsyncFnOnce(&mut Fleet) -> Result<()>) -> Result<()> {
         let mut fleet = Fleet::on_cluster(&name, NODES).await?;
         // What one that failed leaves must not be counted by the next one.
         let result = AssertUnwindSafe(test(&mut fleet)).catch_unwind().await;
-        let _pair = fleet.start_pair().await?;
         let cleaned = fleet.clean().await;
         match result {
             Ok(result) => result.and(cleaned),

@@ -20,6 +20,7 @@ pub async fn scale_row(fleet: &Fleet, policies: usize) -> Result<ScaleRow> {
     measured_change(fleet, &pair, &of_round(0), size).await?;
     let resident = steady_memory(&pair).await?;
     let change = measured_change(fleet, &pair, &of_round(1), size).await?;
+    drop(pair);
     fleet.clean().await?;
     Ok(ScaleRow {
         nodes: size,
