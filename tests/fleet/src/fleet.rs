@@ -3,7 +3,7 @@
 use crate::{
     api::{ApiClient, GPU_NODES, LEASE, NODES, Named, POLICIES, PatchForm, refusal},
     audit::OperatorRequests,
-    objects::{AgentReport, MEMBER_LABEL, gpu_node, node, node_name},
+    objects::{AgentReport, gpu_node, node, node_name},
     operator_process::{OperatorProcess, OperatorSettings},
     progress::{WaitProgress, with_progress},
     simulated_agents::{AgentBehaviour, SimulatedAgents, send_report},
