@@ -183,7 +183,9 @@ pub async fn run(args: RunArgs) -> Result<()> {
         probe_hardware,
     }
     .run()
-    .await
+    .await?;
+    StartMark::clear(&host.state_dir);
+    Ok(())
 }
 
 fn device_manager(

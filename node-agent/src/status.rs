@@ -13,7 +13,7 @@
 //! | `step` | the last step of a rollout that the agent finished |
 //! | `number` | numbers in the API's type |
 //! | `patch` | the change of a status as a merge patch, pure |
-//! | `start_mark` | the file that an agent leaves which ends soon after its start |
+//! | `start_mark` | the file that an agent leaves which dies soon after its start |
 //! | `writer` | writes the status to the API server when it changes |
 
 pub mod conditions;

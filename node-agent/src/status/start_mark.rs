@@ -1,4 +1,5 @@
-//! The file by which an agent learns that the one before it died soon after its start, before it said anything.
+//! The file by which an agent learns that the one before it died soon after its start, before it said anything. One that was
+//! told to stop did not die.
 
 use std::{
     fs, io,
@@ -10,7 +11,7 @@ use tracing::warn;
 /// File in the state folder that is there during the first seconds of an agent.
 const FILE: &str = "starting";
 
-/// Mark of an agent that starts. It stays if the agent ends meanwhile.
+/// Mark of an agent that starts. It stays if the agent dies meanwhile.
 #[derive(Debug)]
 pub struct StartMark {
     file: PathBuf,
@@ -28,20 +29,30 @@ impl StartMark {
         Self { file, was_there }
     }
 
-    /// Returns true if the agent before this one ended in the first seconds after its start.
+    /// Returns true if the agent before this one died in the first seconds after its start.
     pub fn was_there(&self) -> bool {
         self.was_there
     }
 
     /// Removes the mark: the agent has lived for a while.
     pub async fn remove(self) {
-        let Self { file, .. } = self;
-        let removed = spawn_blocking(move || fs::remove_file(file));
-        if let Err(error) = removed.await.map_err(io::Error::other).flatten()
-            && error.kind() != io::ErrorKind::NotFound
-        {
-            warn!(%error, "cannot remove the mark of the agent's start; the next start reports early");
+        let removed = spawn_blocking(move || remove(&self.file));
+        if let Err(error) = removed.await {
+            warn!(%error, "removing the mark of the agent's start failed");
         }
+    }
+
+    /// Removes the mark, if it is there, of an agent that was told to stop; blocks.
+    pub fn clear(state_dir: &Path) {
+        remove(&state_dir.join(FILE));
+    }
+}
+
+fn remove(file: &Path) {
+    if let Err(error) = fs::remove_file(file)
+        && error.kind() != io::ErrorKind::NotFound
+    {
+        warn!(%error, file = %file.display(), "cannot remove the mark of the agent's start; the next start reports early");
     }
 }
 
@@ -50,7 +61,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn only_an_agent_that_ended_early_leaves_its_mark() {
+    async fn only_an_agent_that_died_early_leaves_its_mark() {
         let folder = tempfile::tempdir().unwrap();
         let start = || StartMark::set(folder.path());
         assert!(!start().was_there());
@@ -58,5 +69,7 @@ mod tests {
         assert!(second.was_there());
         second.remove().await;
         assert!(!start().was_there());
+        StartMark::clear(folder.path());
+        assert!(!start().was_there(), "it was told to stop");
     }
 }

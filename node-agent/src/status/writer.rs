@@ -92,7 +92,7 @@ impl StatusReporter {
     pub async fn run(mut self) {
         let mark = self.start_mark.take();
         let start = StartGrace {
-            follows_early_end: mark.as_ref().is_some_and(StartMark::was_there),
+            follows_early_death: mark.as_ref().is_some_and(StartMark::was_there),
             ..StartGrace::default()
         };
         let remove_mark = async {
@@ -176,8 +176,8 @@ impl StatusReporter {
 struct StartGrace {
     end: Option<Instant>,
     is_over: bool,
-    /// True if the agent before this one ended in its own grace.
-    follows_early_end: bool,
+    /// True if the agent before this one died in its own grace.
+    follows_early_death: bool,
     /// True once a report is in the GpuNode.
     has_reported: bool,
 }
@@ -187,8 +187,8 @@ impl StartGrace {
     fn end(&mut self, is_settled: bool, gpu_node: &GpuNodeState, now: Instant) -> Option<Instant> {
         let end = *self.end.get_or_insert(now + START_GRACE);
         let has_status = matches!(gpu_node, GpuNodeState::Present(object) if object.status.is_some());
-        self.is_over |= (is_settled && !self.follows_early_end) || now >= end;
-        let is_warning = self.follows_early_end && !is_settled && !self.has_reported;
+        self.is_over |= (is_settled && !self.follows_early_death) || now >= end;
+        let is_warning = self.follows_early_death && !is_settled && !self.has_reported;
         (has_status && !self.is_over && !is_warning).then_some(end)
     }
 }

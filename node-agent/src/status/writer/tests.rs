@@ -564,7 +564,7 @@ async fn agent_that_does_not_settle_says_so_after_a_few_seconds() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn agents_that_end_soon_after_each_start_say_so_once() {
+async fn agents_that_die_soon_after_each_start_say_so_once() {
     let folder = tempfile::tempdir().unwrap();
     let server = ApiServer::default();
     *server.live.lock().unwrap() = json!(status("one", 5));
