@@ -291,6 +291,7 @@ impl HealthMonitor {
     /// Handles a change of the GpuNode: the recovery annotation, and a DRA driver of the same GPUs.
     fn handle_gpu_node(&mut self) {
         self.observe_dra();
+        self.check_daemons();
         let recovered = match &*self.inputs.gpu_node.borrow_and_update() {
             GpuNodeState::Present(object) => object.spec.recovered.as_ref().map(|time| time.0),
             GpuNodeState::Unknown | GpuNodeState::Absent => None,
@@ -325,7 +326,10 @@ impl HealthMonitor {
         // The supervisor ends the daemons before the agent says that the GPUs are released.
         let released = self.inputs.release.is_on();
         let daemons = self.inputs.manager.daemons();
-        for observation in self.daemons.compare(&daemons, released, &self.saved.health) {
+        for observation in self
+            .daemons
+            .compare(&daemons, released, &self.saved.health, Instant::now().into_std())
+        {
             self.observe(observation);
         }
     }

@@ -101,6 +101,15 @@ impl Default for DaemonState {
 }
 
 impl DaemonState {
+    /// Returns the state to bring the daemon to. One with a request to quit accepts no new client: it ends first, and is not
+    /// asked any more.
+    pub fn target(&self, desired: DesiredDaemon) -> DesiredDaemon {
+        match desired {
+            DesiredDaemon::Run | DesiredDaemon::Rest if self.quit_since.is_some() => DesiredDaemon::Gone,
+            desired => desired,
+        }
+    }
+
     /// Returns the next action; `None` if the daemon needs none now.
     pub fn next_action(
         &mut self,
@@ -119,12 +128,7 @@ impl DaemonState {
             (self.not_before, self.pause) = (None, MIN_PAUSE);
         }
         let prepared = self.prepared == Some(load);
-        // A daemon with a request to quit accepts no new client: it ends first.
-        let desired = match desired {
-            DesiredDaemon::Run | DesiredDaemon::Rest if self.quit_since.is_some() => DesiredDaemon::Gone,
-            desired => desired,
-        };
-        match (desired, probe) {
+        match (self.target(desired), probe) {
             (DesiredDaemon::Rest, _) => None,
             (DesiredDaemon::Run, DaemonProbe::Answers) if prepared => None,
             (DesiredDaemon::Run, DaemonProbe::Gone) if !is_validated => Some(DaemonAction::AwaitDriver),

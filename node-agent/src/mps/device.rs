@@ -57,7 +57,7 @@ impl DaemonRunner {
         let mut short_until = Instant::now();
         loop {
             let target = *desired.borrow_and_update();
-            let observed = self.observe(target, &mut last_answer, &mut logged).await;
+            let observed = self.observe(daemon.target(target), &mut last_answer, &mut logged).await;
             let mut next = observed.map(|observed| {
                 let action = daemon.next_action(target, observed, std::time::Instant::now());
                 (observed, action)

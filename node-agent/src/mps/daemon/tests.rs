@@ -301,3 +301,16 @@ fn a_daemon_that_rests_is_left_alone() {
         assert_eq!(test.next(100, DesiredDaemon::Rest, probe), None);
     }
 }
+
+#[test]
+fn a_daemon_told_to_quit_is_not_asked_until_it_is_gone() {
+    let mut schedule = DaemonState::default();
+    let start = Instant::now();
+    assert_eq!(schedule.target(DesiredDaemon::Run), DesiredDaemon::Run);
+    schedule.quit_requested(start);
+    for desired in [DesiredDaemon::Run, DesiredDaemon::Rest, DesiredDaemon::Gone] {
+        assert_eq!(schedule.target(desired), DesiredDaemon::Gone, "{desired:?}");
+    }
+    schedule.record(DaemonProbe::Gone, start);
+    assert_eq!(schedule.target(DesiredDaemon::Run), DesiredDaemon::Run);
+}
