@@ -109,7 +109,16 @@ impl<T: Versioned> ObjectCache<T> {
                 self.set_newer(*object).into_iter().collect()
             }
             WatchUpdate::Deleted(deleted) => {
-                self.watched = self.watched.max(deleted.version.parse().ok());
+                let version = deleted.version.parse().ok();
+                self.watched = self.watched.max(version);
+                if let Some(list) = &mut self.list {
+                    list.newest = list.newest.max(version);
+                }
+                // A write may have brought a later object of the name already.
+                let known = self.get(&deleted.name).and_then(|known| number(known.as_ref()));
+                if version.is_some() && known > version {
+                    return Vec::new();
+                }
                 self.remove(&deleted.name).into_iter().collect()
             }
             WatchUpdate::ListStarted => {
@@ -236,7 +245,8 @@ impl<T: Versioned> ObjectCache<T> {
         })
     }
 
-    fn remove(&mut self, name: &str) -> Option<ObjectDelta<T>> {
+    /// Removes the object of a name, whatever its version.
+    pub fn remove(&mut self, name: &str) -> Option<ObjectDelta<T>> {
         let before = self.objects.remove(name)?;
         Some(ObjectDelta {
             name: name.to_owned(),
@@ -294,6 +304,13 @@ mod tests {
         fn version(&self) -> &str {
             self.1
         }
+    }
+
+    fn deleted<T>(name: &str, version: &str) -> WatchUpdate<T> {
+        WatchUpdate::Deleted(DeletedObject {
+            name: name.to_owned(),
+            version: version.to_owned(),
+        })
     }
 
     fn names<T>(deltas: &[ObjectDelta<T>]) -> Vec<(&str, bool, bool)> {
@@ -374,6 +391,27 @@ mod tests {
     }
 
     #[test]
+    fn late_deletion_leaves_the_object_that_followed() {
+        let mut cache = ObjectCache::default();
+        cache.apply_watch(WatchUpdate::applied(("a", "9")));
+        assert!(cache.apply_write(("a", "13"), WriteKind::Update).is_some());
+        assert!(cache.apply_watch(deleted("a", "10")).is_empty());
+        assert!(cache.apply_watch(WatchUpdate::applied(("a", "12"))).is_empty());
+        assert!(cache.get("a").is_some_and(|a| a.1 == "13"));
+        assert_eq!(names(&cache.apply_watch(deleted("a", "14"))), [("a", true, false)]);
+
+        // The deletion comes first.
+        let mut cache = ObjectCache::default();
+        cache.apply_watch(WatchUpdate::applied(("a", "9")));
+        assert_eq!(names(&cache.apply_watch(deleted("a", "10"))), [("a", true, false)]);
+        assert!(cache.apply_write(("a", "12"), WriteKind::Create).is_some());
+        assert!(cache.apply_write(("a", "13"), WriteKind::Update).is_some());
+        assert!(cache.get("a").is_some_and(|a| a.1 == "13"));
+        // Nothing tells when.
+        assert_eq!(names(&cache.apply_watch(deleted("a", ""))), [("a", true, false)]);
+    }
+
+    #[test]
     fn response_to_a_write_revives_no_deleted_object() {
         let mut cache = ObjectCache::default();
         assert!(
@@ -382,10 +420,7 @@ mod tests {
         );
         cache.apply_watch(WatchUpdate::applied(("a", "1")));
         assert!(cache.apply_write(("a", "2"), WriteKind::Update).is_some());
-        cache.apply_watch(WatchUpdate::Deleted(DeletedObject {
-            name: "a".to_owned(),
-            version: "3".to_owned(),
-        }));
+        cache.apply_watch(deleted("a", "3"));
         assert!(cache.apply_write(("a", "1"), WriteKind::Create).is_none());
         assert!(cache.apply_write(("a", "2"), WriteKind::Update).is_none());
         assert!(cache.apply_write(("a", "4"), WriteKind::Create).is_some());
