@@ -139,11 +139,11 @@ impl Objects {
                 self.unlisted.remove(&name);
                 self.policies.apply_watch(WatchUpdate::ListKept(name))
             }
-            WatchUpdate::ListCompleted => {
+            WatchUpdate::ListCompleted(version) => {
                 for name in std::mem::take(&mut self.unlisted) {
                     self.unreadable.remove(&name);
                 }
-                self.policies.apply_watch(WatchUpdate::ListCompleted)
+                self.policies.apply_watch(WatchUpdate::ListCompleted(version))
             }
             WatchUpdate::Applied(policy) => match *policy {
                 WatchedPolicy::Readable(policy) => {

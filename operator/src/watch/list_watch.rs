@@ -240,8 +240,9 @@ impl<K: Resource + DeserializeOwned, T, M> WatchSession<'_, K, T, M> {
         match (next, version) {
             (Some(token), _) => Ok(StepEnd::NextPage(token)),
             (None, version) => {
-                self.complete_list().await?;
-                Ok(StepEnd::Listed(version.unwrap_or_default()))
+                let version = version.unwrap_or_default();
+                self.complete_list(&version).await?;
+                Ok(StepEnd::Listed(version))
             }
         }
     }
@@ -289,7 +290,7 @@ impl<K: Resource + DeserializeOwned, T, M> WatchSession<'_, K, T, M> {
                 }
                 TakenLine::ListEnd(version) => {
                     self.send_page().await?;
-                    self.complete_list().await?;
+                    self.complete_list(&version).await?;
                     self.steps.listed(version);
                     self.steps.started(Instant::now());
                     is_list = false;
@@ -367,8 +368,8 @@ impl<K: Resource + DeserializeOwned, T, M> WatchSession<'_, K, T, M> {
         Ok(())
     }
 
-    async fn complete_list(&mut self) -> Result<(), WatchError> {
-        self.send(WatchUpdate::ListCompleted).await?;
+    async fn complete_list(&mut self, version: &str) -> Result<(), WatchError> {
+        self.send(WatchUpdate::ListCompleted(Some(version.to_owned()))).await?;
         if let Some(health) = self.outputs.health {
             health.listed(&self.watch.kind, Instant::now());
         }

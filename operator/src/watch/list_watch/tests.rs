@@ -191,7 +191,10 @@ fn short(update: &WatchUpdate<Seen>) -> String {
         WatchUpdate::ListStarted => "started".to_owned(),
         WatchUpdate::ListPage(page) => format!("page of {}", page.len()),
         WatchUpdate::ListKept(name) => format!("kept {name}"),
-        WatchUpdate::ListCompleted => "completed".to_owned(),
+        WatchUpdate::ListCompleted(version) => {
+            assert!(version.as_ref().is_some_and(|version| !version.is_empty()));
+            "completed".to_owned()
+        }
         WatchUpdate::Applied(object) => format!("applied {} {}", object.0, object.1),
         WatchUpdate::Deleted(object) => format!("deleted {} {}", object.name, object.version),
     }
