@@ -65,7 +65,7 @@ impl ResultSlot<'_> {
         }
     }
 
-    /// Hands an object that was read after a lost race to the index.
+    /// Hands what was read after a lost race to the index: the object, or that it is gone.
     pub fn read(self, object: WrittenObject) {
         self.slot.send(IndexMessage::Written(object));
     }
