@@ -11,8 +11,9 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 const WORKS_AFTER: Duration = Duration::from_mins(1);
 /// A watch that ends sooner has failed: started again at once, it would end at once.
 const SHORTEST_WATCH: Duration = Duration::from_secs(1);
-/// Longest pause that the API server can ask for. A mistake of a proxy must not stop a watch for hours.
-const LONGEST_RETRY_AFTER: Duration = Duration::from_mins(2);
+/// Longest pause that the API server can ask for. With up to a fifth more, and a request after it, it has to end before
+/// the kind counts as failing (`watch_health`): a busy API server must not cost a leader its Lease.
+const LONGEST_RETRY_AFTER: Duration = Duration::from_secs(30);
 /// Time after which the API server ends a watch: the shortest, and what is added at random, so that watches that began
 /// together end apart.
 const SHORTEST_TIMEOUT: Duration = Duration::from_mins(4);
@@ -138,7 +139,7 @@ impl WatchSteps {
             StepEnd::Rejected(code) => self.rejected(code, now),
             StepEnd::Failed { retry_after } => {
                 let asked = retry_after.unwrap_or_default().min(LONGEST_RETRY_AFTER);
-                self.pause(now).max(asked)
+                self.pause(now).max(spread(asked))
             }
         }
     }
@@ -191,8 +192,7 @@ impl WatchSteps {
             .saturating_mul(2_u32.saturating_pow(self.failures))
             .min(LONGEST_PAUSE);
         self.failures = self.failures.saturating_add(1);
-        // Up to a fifth longer, so that watches that failed together do not ask again together.
-        pause + random_up_to(pause / 5)
+        spread(pause)
     }
 
     /// Returns the time after which the API server shall end the next watch, in seconds.
@@ -200,6 +200,11 @@ impl WatchSteps {
         let timeout = SHORTEST_TIMEOUT + random_up_to(TIMEOUT_SPREAD);
         u32::try_from(timeout.as_secs()).unwrap_or_default()
     }
+}
+
+/// Makes a pause up to a fifth longer, so that watches that failed together do not ask again together.
+fn spread(pause: Duration) -> Duration {
+    pause + random_up_to(pause / 5)
 }
 
 #[cfg(test)]
@@ -247,11 +252,20 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn pause_that_the_server_asks_for_holds_up_to_two_minutes() {
-        for (asked, expected) in [(1, 1), (20, 20), (3600, 120)] {
+    async fn pause_that_the_server_asks_for_holds_up_to_30_seconds() {
+        for (asked, expected) in [(1, 1), (20, 20), (120, 30), (3600, 30)] {
             let retry_after = Some(Duration::from_secs(asked));
-            let pause = after(&mut listed(), StepEnd::Failed { retry_after }, 0);
-            assert!(is_about(pause, expected), "{asked}: {pause:?}");
+            let pauses: Vec<_> = (0..20)
+                .map(|_| after(&mut listed(), StepEnd::Failed { retry_after }, 0))
+                .collect();
+            assert!(
+                pauses.iter().all(|pause| is_about(*pause, expected)),
+                "{asked}: {pauses:?}"
+            );
+            assert!(
+                pauses.iter().any(|pause| *pause != pauses[0]),
+                "all watches ask at once: {pauses:?}"
+            );
         }
     }
 

@@ -426,7 +426,9 @@ async fn busy_server_is_left_alone_for_as_long_as_it_asks() {
         })
     })
     .await;
-    assert_eq!(watched.seconds(), [0, 20]);
+    // Up to a fifth later.
+    assert_eq!((watched.queries.len(), watched.seconds()[0]), (2, 0));
+    assert!((20..=24).contains(&watched.seconds()[1]), "{:?}", watched.seconds());
 }
 
 #[tokio::test(start_paused = true)]
