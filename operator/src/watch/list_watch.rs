@@ -280,6 +280,7 @@ impl<K: Resource + DeserializeOwned, T, M> WatchSession<'_, K, T, M> {
             let Some(line) = line? else {
                 return Ok(StepEnd::Ended(accepted.elapsed()));
             };
+            self.steps.received();
             match self.take_line(line, is_list)? {
                 TakenLine::Nothing => {}
                 TakenLine::Update(update) => {
@@ -315,7 +316,10 @@ impl<K: Resource + DeserializeOwned, T, M> WatchSession<'_, K, T, M> {
             Some(WatchEvent::Bookmark(bookmark)) if is_list && ends_list(&bookmark) => {
                 return Ok(TakenLine::ListEnd(bookmark.metadata.resource_version));
             }
-            Some(WatchEvent::Bookmark(bookmark)) => (Some(bookmark.metadata.resource_version), None),
+            Some(WatchEvent::Bookmark(bookmark)) => {
+                self.steps.bookmarked();
+                (Some(bookmark.metadata.resource_version), None)
+            }
             Some(WatchEvent::Deleted(object)) => {
                 let name = self.watch.object_name(object.meta());
                 let version = object.meta().resource_version.clone().unwrap_or_default();

@@ -14,6 +14,13 @@ const SHORTEST_WATCH: Duration = Duration::from_secs(1);
 /// Longest pause that the API server can ask for. With up to a fifth more, and a request after it, it has to end before
 /// the kind counts as failing (`watch_health`): a busy API server must not cost a leader its Lease.
 const LONGEST_RETRY_AFTER: Duration = Duration::from_secs(30);
+/// Streams in a row that bring not even a bookmark, after which the kind is listed again. After a restore of etcd the
+/// version of a watch may lie in the future: the API server accepts the watch and passes on no event and no bookmark
+/// before its own versions get there (`process` in `pkg/storage/cacher/cache_watcher.go` of k8s.io/apiserver).
+const SILENT_STREAMS: u32 = 2;
+/// The same at an API server that has sent no bookmark yet, as one without a watch cache: there a quiet kind looks like
+/// that too, and costs one list in about nine minutes. Nodes of a large fleet are not quiet.
+const SILENT_STREAMS_WITHOUT_BOOKMARKS: u32 = 8;
 /// Time after which the API server ends a watch: the shortest, and what is added at random, so that watches that began
 /// together end apart.
 const SHORTEST_TIMEOUT: Duration = Duration::from_mins(4);
@@ -74,6 +81,10 @@ pub struct WatchSteps {
     failures: u32,
     /// Moment since which the watch works; `None` after a failure.
     works_since: Option<Instant>,
+    /// Streams in a row that ended for silence, without a line since.
+    silent_streams: u32,
+    /// True once the API server has sent a bookmark that ends no list.
+    has_bookmarks: bool,
 }
 
 impl WatchSteps {
@@ -84,6 +95,8 @@ impl WatchSteps {
             lists_by_pages: false,
             failures: 0,
             works_since: None,
+            silent_streams: 0,
+            has_bookmarks: false,
         }
     }
 
@@ -97,10 +110,21 @@ impl WatchSteps {
         self.works_since.get_or_insert(now);
     }
 
+    /// Records a line of a stream.
+    pub fn received(&mut self) {
+        self.silent_streams = 0;
+    }
+
+    /// Records a bookmark that ends no list.
+    pub fn bookmarked(&mut self) {
+        self.has_bookmarks = true;
+    }
+
     /// Records that a list is whole.
     pub fn listed(&mut self, version: String) {
         self.step = WatchStep::Watch(version);
         self.lists_by_pages = false;
+        self.silent_streams = 0;
     }
 
     /// Records up to which resourceVersion the watch has brought everything.
@@ -122,8 +146,11 @@ impl WatchSteps {
                 self.listed(version);
                 Duration::ZERO
             }
-            // A server without bookmarks is silent too. A dead connection shows when the next request gets no answer.
-            StepEnd::Silent if is_watch => Duration::ZERO,
+            // A dead connection shows when the next request gets no answer.
+            StepEnd::Silent if is_watch => {
+                self.count_silence();
+                Duration::ZERO
+            }
             StepEnd::Ended(after) if is_watch && after >= SHORTEST_WATCH => Duration::ZERO,
             StepEnd::Ended(_) if is_watch => self.pause(now),
             StepEnd::Silent | StepEnd::Ended(_) => {
@@ -158,6 +185,20 @@ impl WatchSteps {
             WatchStep::StreamList | WatchStep::ListPage(None) | WatchStep::Watch(_) => {}
         }
         self.pause(now)
+    }
+
+    /// Counts a silent stream, and lists again after too many.
+    fn count_silence(&mut self) {
+        self.silent_streams = self.silent_streams.saturating_add(1);
+        let bearable = if self.has_bookmarks {
+            SILENT_STREAMS
+        } else {
+            SILENT_STREAMS_WITHOUT_BOOKMARKS
+        };
+        if self.silent_streams >= bearable {
+            self.silent_streams = 0;
+            self.list_again();
+        }
     }
 
     /// True if such an end of the present request is in the course of things.
@@ -281,6 +322,29 @@ mod tests {
             assert!(is_about(pause, seconds), "{pause:?}");
         }
         assert_eq!(*steps.step(), WatchStep::Watch("9".to_owned()));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn streams_that_are_silent_in_a_row_lead_to_a_list() {
+        for (has_bookmarks, bearable) in [(true, 1), (false, 7)] {
+            let mut steps = listed();
+            if has_bookmarks {
+                steps.bookmarked();
+            }
+            for _ in 0..3 {
+                for _ in 0..bearable {
+                    assert_eq!(after(&mut steps, StepEnd::Silent, 0), Duration::ZERO);
+                    assert_eq!(*steps.step(), WatchStep::Watch("7".to_owned()));
+                }
+                // A line between them.
+                steps.received();
+            }
+            for _ in 0..=bearable {
+                assert_eq!(*steps.step(), WatchStep::Watch("7".to_owned()));
+                assert_eq!(after(&mut steps, StepEnd::Silent, 0), Duration::ZERO);
+            }
+            assert_eq!(*steps.step(), WatchStep::StreamList);
+        }
     }
 
     #[tokio::test(start_paused = true)]

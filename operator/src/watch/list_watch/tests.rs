@@ -537,7 +537,7 @@ async fn silent_connection_is_given_up_after_70_seconds_and_told_after_80() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn server_without_bookmarks_costs_a_request_each_70_seconds_and_is_no_failure() {
+async fn server_without_bookmarks_costs_a_request_each_70_seconds_and_a_list_each_nine_minutes() {
     let (watched, has_failed) = watch_nodes(Duration::from_mins(10), |query| {
         Some(if is_watch(query) {
             ok(vec![Part::Hang])
@@ -546,12 +546,48 @@ async fn server_without_bookmarks_costs_a_request_each_70_seconds_and_is_no_fail
         })
     })
     .await;
-    assert_eq!(watched.updates, ["started", "page of 1", "completed"]);
+    let list = ["started", "page of 1", "completed"];
+    assert_eq!(watched.updates, [list, list].concat());
     assert_eq!(watched.queries.len(), 1 + 8, "{:?}", watched.seconds());
     assert!(
-        watched.queries[1..]
+        watched.queries[1..8]
             .iter()
             .all(|(_, query)| query.ends_with("resourceVersion=7"))
+    );
+    assert_eq!(watched.seconds()[8], 560);
+    assert!(is_stream_list(&watched.queries[8].1), "{:?}", watched.queries);
+    assert!(!has_failed);
+}
+
+/// An etcd that was restored to an older revision: the version lies in the future, and the API server waits for it.
+#[tokio::test(start_paused = true)]
+async fn watch_that_is_accepted_and_brings_nothing_is_listed_again_after_140_seconds() {
+    let mut lists = 0;
+    let (watched, has_failed) = watch_nodes(Duration::from_secs(230), move |query| {
+        Some(if is_watch(query) {
+            ok(vec![Part::Hang])
+        } else {
+            lists += 1;
+            let minute = Part::Wait(Duration::from_mins(1));
+            listed(if lists == 1 {
+                vec![minute, bookmark(900)]
+            } else {
+                vec![event("MODIFIED", "n", 8), Part::Hang]
+            })
+        })
+    })
+    .await;
+    assert_eq!(watched.seconds(), [0, 60, 130, 200]);
+    assert!(
+        watched.queries[1..3]
+            .iter()
+            .all(|(_, query)| query.ends_with("resourceVersion=900")),
+        "{:?}",
+        watched.queries
+    );
+    assert_eq!(
+        watched.updates[3..],
+        ["started", "page of 1", "completed", "applied n 8"]
     );
     assert!(!has_failed);
 }
