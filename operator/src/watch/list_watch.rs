@@ -87,7 +87,8 @@ impl ListWatch {
         self
     }
 
-    /// Skips events about versions that the index has from the response to a write.
+    /// Skips events about versions that the index has from the response to a write, and lists again when a write asks
+    /// for that.
     #[must_use]
     pub fn skipping(mut self, written: &WrittenVersions) -> Self {
         self.written = Some(written.clone());
@@ -139,6 +140,13 @@ impl ListWatch {
         let written = self.written.as_ref()?;
         let (name, version) = modified_version(line)?;
         written.take(&self.kind, &name, &version).then_some(version)
+    }
+
+    /// True if a write has found that the watch follows versions of before a restore of etcd.
+    fn wants_list(&self) -> bool {
+        self.written
+            .as_ref()
+            .is_some_and(|written| written.wants_list(&self.kind))
     }
 
     fn object_name(&self, meta: &ObjectMeta) -> String {
@@ -273,7 +281,11 @@ impl<K: Resource + DeserializeOwned, T, M> WatchSession<'_, K, T, M> {
         }
         self.record_contact();
         loop {
-            let Ok(line) = timeout(SILENCE, body.next_line()).await else {
+            let line = timeout(SILENCE, body.next_line()).await;
+            if !is_list && self.watch.wants_list() {
+                return Ok(StepEnd::Expired);
+            }
+            let Ok(line) = line else {
                 tracing::debug!("a watch of {} was silent; watching again", self.watch.kind);
                 return Ok(StepEnd::Silent);
             };

@@ -177,7 +177,7 @@ async fn rejected(
                 (None, None) => None,
             };
             if let Some(object) = object {
-                slot.read(object);
+                slot.read(object, planned);
             }
         }
         // The watch brings the object, too.

@@ -12,7 +12,7 @@ use crate::{
         results::ResultSlot,
     },
 };
-use gpunode_plan::GpuNodeChange;
+use gpunode_plan::{GpuNodeChange, PatchBuilder};
 use json_patch::Patch as JsonPatch;
 use k8s_openapi::api::core::v1::Node;
 use kube::{Api, api::Patch};
@@ -97,10 +97,10 @@ async fn rejected(
     let (error, reread) = rejected.explain(nodes).await;
     match reread {
         RereadObject::Unchanged => {}
-        RereadObject::Changed(node) => slot.read(written(node)),
+        RereadObject::Changed(node) => slot.read(written(node), PatchBuilder::version_of(patch)),
         RereadObject::Gone { version } => {
             let name = name.to_owned();
-            slot.read(WrittenObject::DeletedNode { name, version });
+            slot.read(WrittenObject::DeletedNode { name, version }, None);
         }
     }
     error

@@ -391,6 +391,32 @@ async fn gpu_node_that_was_read_after_a_lost_race_is_what_the_next_write_is_made
 }
 
 #[tokio::test]
+async fn older_version_than_the_planned_one_asks_for_a_list() {
+    let node = |version: &str| json!({"metadata": {"name": "n", "uid": "u", "resourceVersion": version}});
+    let gpu_node = |version: &str| {
+        json!({"apiVersion": "gpunode.dev/v1alpha1", "kind": "GpuNode",
+            "metadata": {"name": "n", "uid": "g", "resourceVersion": version}, "spec": {}})
+    };
+    for (version, is_wanted) in [("900", true), ("1100", false)] {
+        let governing = policy(&json!({"nodeSelector": {}, "devicePlugin": {}}));
+        let known = serde_json::from_value::<GpuNode>(gpu_node("1000")).unwrap();
+        let mut scene = Scene::new(503, vec![governing], &node("1"), vec![known]);
+        scene.writer.client = client_that_knows_better(&gpu_node(version), "Conflict", scene.requests.clone());
+        scene.reconcile().await;
+        let written = &scene.writer.results.written;
+        assert_eq!(written.wants_list("gpunodes"), is_wanted, "{version}");
+        assert!(!written.wants_list("nodes"));
+
+        let labels = policy(&json!({"nodeSelector": {}, "labels": {"x": "y"}}));
+        let mut scene = Scene::new(503, vec![labels], &node("1000"), vec![]);
+        scene.writer.client = client_whose_patches_do_not_fit(&node("1000"), version);
+        scene.reconcile().await;
+        let written = &scene.writer.results.written;
+        assert_eq!(written.wants_list("nodes"), is_wanted, "{version}");
+    }
+}
+
+#[tokio::test]
 async fn gpu_node_that_a_write_does_not_find_is_created_by_the_next() {
     let node = json!({"metadata": {"name": "n", "uid": "u", "resourceVersion": "1"}});
     let gpu_node = json!({"apiVersion": "gpunode.dev/v1alpha1", "kind": "GpuNode",

@@ -559,6 +559,39 @@ async fn server_without_bookmarks_costs_a_request_each_70_seconds_and_a_list_eac
     assert!(!has_failed);
 }
 
+#[tokio::test(start_paused = true)]
+async fn write_that_finds_an_older_version_leads_to_a_list_with_the_next_line_or_silence() {
+    for is_silent in [false, true] {
+        let (queries, written) = (Queries::default(), WrittenVersions::default());
+        let client = client(&queries, move |_| {
+            Some(listed(if is_silent {
+                vec![Part::Hang]
+            } else {
+                vec![
+                    Part::Wait(Duration::from_secs(20)),
+                    event("MODIFIED", "n", 8),
+                    Part::Hang,
+                ]
+            }))
+        });
+        let (messages, _updates) = mpsc::channel(1024);
+        let watch = ListWatch::new::<Lenient<Node>>(client, &(), None).skipping(&written);
+        let outputs = WatchOutputs {
+            messages: &messages,
+            message: identity,
+            health: None,
+        };
+        let mut work = pin!(watch.run(read, outputs));
+        assert!(timeout(Duration::from_secs(10), &mut work).await.is_err());
+        written.ask_for_list("nodes");
+        assert!(timeout(Duration::from_secs(65), &mut work).await.is_err());
+        let queries = queries.lock().unwrap();
+        let seconds: Vec<_> = queries.iter().map(|(time, _)| time.as_secs()).collect();
+        assert_eq!(seconds, [0, if is_silent { 70 } else { 20 }]);
+        assert!(queries.iter().all(|(_, query)| is_stream_list(query)));
+    }
+}
+
 /// An etcd that was restored to an older revision: the version lies in the future, and the API server waits for it.
 #[tokio::test(start_paused = true)]
 async fn watch_that_is_accepted_and_brings_nothing_is_listed_again_after_140_seconds() {
