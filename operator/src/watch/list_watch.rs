@@ -26,7 +26,7 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 
-/// Most objects in a page of a list, and in an update.
+/// Most objects in an update.
 const PAGE: usize = 100;
 /// Longest silence of a stream. The API server sends a bookmark about every minute (`defaultBookmarkFrequency` in
 /// `pkg/storage/cacher/cacher.go` of k8s.io/apiserver).
@@ -201,15 +201,15 @@ impl<K: Resource + DeserializeOwned, T, M> WatchSession<'_, K, T, M> {
         }
         match step {
             WatchStep::StreamList => self.follow(None).await,
-            WatchStep::ListPage(token) => self.list_page(token).await,
+            WatchStep::ListPage { token, limit } => self.list_page(token, limit).await,
             WatchStep::Watch(version) => self.follow(Some(version)).await,
         }
     }
 
     /// Takes in a page of a list.
-    async fn list_page(&mut self, token: Option<String>) -> Result<StepEnd, WatchError> {
+    async fn list_page(&mut self, token: Option<String>, limit: u32) -> Result<StepEnd, WatchError> {
         let is_first = token.is_none();
-        let mut params = ListParams::default().limit(u32::try_from(PAGE).unwrap_or(u32::MAX));
+        let mut params = ListParams::default().limit(limit);
         params.field_selector.clone_from(&self.watch.field_selector);
         params.continue_token = token;
         let requests = &self.watch.requests;
@@ -240,8 +240,15 @@ impl<K: Resource + DeserializeOwned, T, M> WatchSession<'_, K, T, M> {
             self.start_list().await?;
         }
         self.listed += page.len() + unread.len();
-        self.page = page;
-        self.send_page().await?;
+        self.record_contact();
+        let mut objects = page.into_iter();
+        loop {
+            self.page = objects.by_ref().take(PAGE).collect();
+            if self.page.is_empty() {
+                break;
+            }
+            self.send_page().await?;
+        }
         for name in unread {
             self.send(WatchUpdate::ListKept(name)).await?;
         }

@@ -21,6 +21,10 @@ const SILENT_STREAMS: u32 = 2;
 /// The same at an API server that has sent no bookmark yet, as one without a watch cache: there a quiet kind looks like
 /// that too, and costs one list in about nine minutes. Nodes of a large fleet are not quiet.
 const SILENT_STREAMS_WITHOUT_BOOKMARKS: u32 = 8;
+/// Most objects in a page: at first, and after each list whose continue token expired before its last page, which is
+/// five minutes after its first (`--etcd-compaction-interval`). A page of 2,500 Nodes has some 34 MB (13.5 kB each),
+/// and 20,000 Nodes are eight pages.
+const PAGE_LIMITS: [u32; 3] = [100, 500, 2_500];
 /// Time after which the API server ends a watch: the shortest, and what is added at random, so that watches that began
 /// together end apart.
 const SHORTEST_TIMEOUT: Duration = Duration::from_mins(4);
@@ -31,8 +35,13 @@ const TIMEOUT_SPREAD: Duration = Duration::from_secs(51);
 pub enum WatchStep {
     /// A streaming list, which goes on as a watch.
     StreamList,
-    /// The page of a list at this continue token; without one, the first.
-    ListPage(Option<String>),
+    /// A page of a list.
+    ListPage {
+        /// The continue token; without one, it is the first page.
+        token: Option<String>,
+        /// Most objects in it.
+        limit: u32,
+    },
     /// A watch from this resourceVersion.
     Watch(String),
 }
@@ -77,6 +86,8 @@ pub struct WatchSteps {
     step: WatchStep,
     /// True if the API server did not complete the last streaming list.
     lists_by_pages: bool,
+    /// Most objects in a page. Grows only: where a list expired once, it would again.
+    page_limit: u32,
     /// Failures since the watch last worked for a while.
     failures: u32,
     /// Moment since which the watch works; `None` after a failure.
@@ -93,6 +104,7 @@ impl WatchSteps {
         Self {
             step: WatchStep::StreamList,
             lists_by_pages: false,
+            page_limit: PAGE_LIMITS[0],
             failures: 0,
             works_since: None,
             silent_streams: 0,
@@ -139,7 +151,7 @@ impl WatchSteps {
         let is_watch = !self.step.is_list();
         match end {
             StepEnd::NextPage(token) => {
-                self.step = WatchStep::ListPage(Some(token));
+                self.step = self.page(Some(token));
                 Duration::ZERO
             }
             StepEnd::Listed(version) => {
@@ -158,6 +170,9 @@ impl WatchSteps {
                 self.pause(now)
             }
             StepEnd::Expired => {
+                if matches!(self.step, WatchStep::ListPage { token: Some(_), .. }) {
+                    self.grow_pages();
+                }
                 self.list_again();
                 let pause = self.pause(now);
                 // After a compaction all watches expire, and nothing is wrong with the server.
@@ -180,9 +195,9 @@ impl WatchSteps {
                 return Duration::ZERO;
             }
             // It may be the token, or the version.
-            WatchStep::ListPage(Some(_)) => self.list_again(),
+            WatchStep::ListPage { token: Some(_), .. } => self.list_again(),
             WatchStep::Watch(_) if is_malformed => self.list_again(),
-            WatchStep::StreamList | WatchStep::ListPage(None) | WatchStep::Watch(_) => {}
+            WatchStep::StreamList | WatchStep::ListPage { token: None, .. } | WatchStep::Watch(_) => {}
         }
         self.pause(now)
     }
@@ -218,10 +233,21 @@ impl WatchSteps {
 
     fn list_again(&mut self) {
         self.step = if self.lists_by_pages {
-            WatchStep::ListPage(None)
+            self.page(None)
         } else {
             WatchStep::StreamList
         };
+    }
+
+    fn page(&self, token: Option<String>) -> WatchStep {
+        let limit = self.page_limit;
+        WatchStep::ListPage { token, limit }
+    }
+
+    /// Fewer requests for a list, so that the next one is whole sooner.
+    fn grow_pages(&mut self) {
+        let larger = PAGE_LIMITS.into_iter().find(|limit| *limit > self.page_limit);
+        self.page_limit = larger.unwrap_or(self.page_limit);
     }
 
     /// Counts a failure and returns the pause after it.
@@ -259,6 +285,11 @@ mod tests {
         steps.listed("7".to_owned());
         steps.started(Instant::now());
         steps
+    }
+
+    fn page(token: Option<&str>, limit: u32) -> WatchStep {
+        let token = token.map(str::to_owned);
+        WatchStep::ListPage { token, limit }
     }
 
     fn after(steps: &mut WatchSteps, end: StepEnd, seconds: u64) -> Duration {
@@ -362,21 +393,31 @@ mod tests {
         for code in [400, 422] {
             let mut steps = WatchSteps::new();
             assert_eq!(after(&mut steps, StepEnd::Rejected(code), 0), Duration::ZERO);
-            assert_eq!(*steps.step(), WatchStep::ListPage(None));
+            assert_eq!(*steps.step(), page(None, 100));
             after(&mut steps, StepEnd::NextPage("more".to_owned()), 0);
-            assert_eq!(*steps.step(), WatchStep::ListPage(Some("more".to_owned())));
+            assert_eq!(*steps.step(), page(Some("more"), 100));
             after(&mut steps, FAILED, 0);
-            assert_eq!(
-                *steps.step(),
-                WatchStep::ListPage(Some("more".to_owned())),
-                "the page is asked for again"
-            );
-            after(&mut steps, StepEnd::Expired, 0);
-            assert_eq!(*steps.step(), WatchStep::ListPage(None));
+            assert_eq!(*steps.step(), page(Some("more"), 100), "the page is asked for again");
+            after(&mut steps, StepEnd::Rejected(400), 0);
+            assert_eq!(*steps.step(), page(None, 100));
             after(&mut steps, StepEnd::Listed("8".to_owned()), 0);
             assert_eq!(*steps.step(), WatchStep::Watch("8".to_owned()));
             after(&mut steps, StepEnd::Expired, 0);
             assert_eq!(*steps.step(), WatchStep::StreamList);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn list_whose_token_expires_begins_again_with_larger_pages() {
+        let mut steps = WatchSteps::new();
+        after(&mut steps, StepEnd::Rejected(422), 0);
+        after(&mut steps, StepEnd::Expired, 0);
+        assert_eq!(*steps.step(), page(None, 100), "the first page has no token");
+        for (limit, next) in [(100, 500), (500, 2_500), (2_500, 2_500)] {
+            after(&mut steps, StepEnd::NextPage("more".to_owned()), 0);
+            assert_eq!(*steps.step(), page(Some("more"), limit));
+            after(&mut steps, StepEnd::Expired, 0);
+            assert_eq!(*steps.step(), page(None, next));
         }
     }
 
@@ -386,7 +427,7 @@ mod tests {
             let mut steps = WatchSteps::new();
             let pause = after(&mut steps, end, 0);
             assert!(is_about(pause, 1), "{pause:?}");
-            assert_eq!(*steps.step(), WatchStep::ListPage(None));
+            assert_eq!(*steps.step(), page(None, 100));
         }
     }
 
