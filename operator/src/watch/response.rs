@@ -267,20 +267,34 @@ impl<'de, K: DeserializeOwned, F: FnMut(K)> Visitor<'de> for PageSeed<K, F> {
     }
 
     fn visit_map<A: MapAccess<'de>>(mut self, mut map: A) -> Result<PageEnd, A::Error> {
-        let mut end = PageEnd::default();
+        let (mut end, mut has_items) = (PageEnd::default(), false);
         while let Some(key) = map.next_key::<String>()? {
             match key.as_str() {
                 "metadata" => end = map.next_value::<Option<PageEnd>>()?.unwrap_or_default(),
-                "items" => map.next_value_seed(ItemsSeed {
-                    each: &mut self.each,
-                    kind: PhantomData::<fn(K)>,
-                })?,
+                "items" => {
+                    has_items = true;
+                    map.next_value_seed(ItemsSeed {
+                        each: &mut self.each,
+                        kind: PhantomData::<fn(K)>,
+                    })?;
+                }
+                "kind" => {
+                    let kind = map.next_value::<String>()?;
+                    if !kind.ends_with("List") {
+                        return Err(A::Error::custom(format!("the answer is a {kind:?}, and no list")));
+                    }
+                }
                 _ => {
                     map.next_value::<IgnoredAny>()?;
                 }
             }
         }
-        Ok(end)
+        // Without this, an answer of something else than the API server would be an empty list, and delete everything.
+        if has_items {
+            Ok(end)
+        } else {
+            Err(A::Error::custom("the answer has no `items`, and is no list"))
+        }
     }
 }
 
@@ -334,7 +348,7 @@ mod tests {
     fn page_is_read_object_by_object_in_any_order_of_its_fields() {
         for (json, items, version, next) in [
             (
-                r#"{"kind": "L", "metadata": {"resourceVersion": "7", "continue": "c", "remainingItemCount": 2}, "items": [1, 2]}"#,
+                r#"{"kind": "NodeList", "metadata": {"resourceVersion": "7", "continue": "c", "remainingItemCount": 2}, "items": [1, 2]}"#,
                 2,
                 Some("7"),
                 Some("c"),
@@ -360,6 +374,21 @@ mod tests {
                 (items, version, next),
                 "{json}"
             );
+        }
+        for (json, expected) in [
+            (r"{}", "no `items`"),
+            (r#"{"metadata": {"resourceVersion": "7"}}"#, "no `items`"),
+            (
+                r#"{"kind": "NodeList", "metadata": {"resourceVersion": "7"}}"#,
+                "no `items`",
+            ),
+            (
+                r#"{"kind": "Status", "metadata": {"resourceVersion": "7"}, "items": []}"#,
+                "a \"Status\"",
+            ),
+        ] {
+            let error = parse_page(json.as_bytes(), |_: Value| ()).unwrap_err().to_string();
+            assert!(error.contains(expected), "{json}: {error}");
         }
         let cut = r#"{"metadata": {"resourceVersion": "7"}, "items": [1, "#;
         assert!(parse_page(cut.as_bytes(), |_: Value| ()).is_err());
