@@ -162,6 +162,7 @@ impl ListWatch {
 fn end_of(error: &WatchError) -> StepEnd {
     match error {
         WatchError::Refused { code: 410, .. } => StepEnd::Expired,
+        WatchError::RepeatedToken => StepEnd::RepeatedToken,
         WatchError::Refused { code, .. } if (400..500).contains(code) && !matches!(code, 408 | 429) => {
             StepEnd::Rejected(*code)
         }
@@ -208,7 +209,6 @@ impl<K: Resource + DeserializeOwned, T, M> WatchSession<'_, K, T, M> {
 
     /// Takes in a page of a list.
     async fn list_page(&mut self, token: Option<String>, limit: u32) -> Result<StepEnd, WatchError> {
-        let is_first = token.is_none();
         let mut params = ListParams::default().limit(limit);
         params.field_selector.clone_from(&self.watch.field_selector);
         params.continue_token = token;
@@ -219,7 +219,7 @@ impl<K: Resource + DeserializeOwned, T, M> WatchSession<'_, K, T, M> {
             requests.list(&params)
         };
         let body = open(&self.watch.client, request.map_err(WatchError::Request)?).await?;
-        let json = body.whole().await?;
+        let json = body.page().await?;
         let (watch, read) = (self.watch, self.read);
         let (mut page, mut unread) = (Vec::new(), Vec::new());
         let end = parse_page(&json, |object: K| {
@@ -236,7 +236,10 @@ impl<K: Resource + DeserializeOwned, T, M> WatchSession<'_, K, T, M> {
         if next.is_none() && version.is_none() {
             return Err(WatchError::NoVersion);
         }
-        if is_first {
+        if next.is_some() && next == params.continue_token {
+            return Err(WatchError::RepeatedToken);
+        }
+        if params.continue_token.is_none() {
             self.start_list().await?;
         }
         self.listed += page.len() + unread.len();

@@ -58,6 +58,8 @@ impl WatchStep {
 pub enum StepEnd {
     /// A page is in, and another one is at this continue token.
     NextPage(String),
+    /// The continue token of a page leads to that page again.
+    RepeatedToken,
     /// The last page is in; the list has this resourceVersion.
     Listed(String),
     /// The API server ended the stream this long after it was accepted.
@@ -177,6 +179,10 @@ impl WatchSteps {
                 let pause = self.pause(now);
                 // After a compaction all watches expire, and nothing is wrong with the server.
                 if self.failures == 1 { Duration::ZERO } else { pause }
+            }
+            StepEnd::RepeatedToken => {
+                self.list_again();
+                self.pause(now)
             }
             StepEnd::Rejected(code) => self.rejected(code, now),
             StepEnd::Failed { retry_after } => {
@@ -418,6 +424,18 @@ mod tests {
             assert_eq!(*steps.step(), page(Some("more"), limit));
             after(&mut steps, StepEnd::Expired, 0);
             assert_eq!(*steps.step(), page(None, next));
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn token_that_leads_to_itself_is_a_failure_of_the_list() {
+        let mut steps = WatchSteps::new();
+        after(&mut steps, StepEnd::Rejected(422), 0);
+        for seconds in [1, 2, 4] {
+            after(&mut steps, StepEnd::NextPage("more".to_owned()), 0);
+            let pause = after(&mut steps, StepEnd::RepeatedToken, 0);
+            assert!(is_about(pause, seconds), "{pause:?}");
+            assert_eq!(*steps.step(), page(None, 100));
         }
     }
 

@@ -350,6 +350,21 @@ async fn list_begins_again_with_larger_pages_when_its_token_expires() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn token_that_leads_to_itself_begins_the_list_again_after_a_pause() {
+    let (watched, _) = watch_nodes(Duration::from_secs(10), |query| {
+        Some(if is_stream_list(query) {
+            refused(422)
+        } else {
+            page(100, "c1")
+        })
+    })
+    .await;
+    // 0, 1, 3 and 7 s, or up to a fifth later: the first page, and the one that the token leads to.
+    assert_eq!(watched.queries.len(), 1 + 4 * 2, "{:?}", watched.seconds());
+    assert_eq!(watched.updates, [["started", "page of 100"]; 4].concat());
+}
+
+#[tokio::test(start_paused = true)]
 async fn page_that_the_server_fails_to_send_is_asked_for_again() {
     let mut failed = false;
     let (watched, _) = watch_nodes(Duration::from_secs(10), move |query| {
