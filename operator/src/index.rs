@@ -208,6 +208,10 @@ impl ClusterIndex {
                 let delta = self.objects.nodes.apply_write(*node, WriteKind::Update);
                 self.nodes_changed(delta.as_slice(), WorkClass::Ordinary, now, effects);
             }
+            WrittenObject::DeletedNode { name, version } => {
+                let delta = self.objects.nodes.apply_delete(&name, &version);
+                self.nodes_changed(delta.as_slice(), WorkClass::Ordinary, now, effects);
+            }
             WrittenObject::GpuNode(gpu_node, kind) => {
                 let delta = self.objects.gpu_nodes.apply_write(*gpu_node, kind);
                 self.gpu_nodes_changed(delta.as_slice(), |_| WorkClass::Ordinary, now, effects);

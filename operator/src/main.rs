@@ -23,7 +23,7 @@
 //! | `memory` | task: gives memory back to the machine after a peak |
 //! | `lenient` | parses objects of which a part is malformed |
 //! | `watched` | keeps of an object what planning reads |
-//! | `written_versions` | versions of objects that writes have brought already |
+//! | `written_versions` | versions of objects that writes have brought already, and kinds that they want listed |
 
 mod admin;
 mod cli;

@@ -1,9 +1,10 @@
-//! Versions of objects that responses to writes have brought already. A leader that writes a fleet gets each object twice,
-//! and reading one costs more than the rest of its watch event.
+//! Word from writes to watches: versions of objects that responses have brought already, and kinds whose versions began
+//! again. A leader that writes a fleet gets each object twice, and reading one costs more than the rest of its watch
+//! event.
 
 use std::{
-    collections::VecDeque,
-    sync::{Arc, Mutex, PoisonError},
+    collections::{BTreeSet, VecDeque},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 /// Versions that are remembered. An event comes milliseconds after the response, and few writes are under way at a time.
@@ -11,7 +12,14 @@ const REMEMBERED: usize = 64;
 
 /// The latest versions of objects that the index has from responses to writes.
 #[derive(Clone, Debug, Default)]
-pub struct WrittenVersions(Arc<Mutex<VecDeque<WrittenVersion>>>);
+pub struct WrittenVersions(Arc<Mutex<WriteNews>>);
+
+#[derive(Debug, Default)]
+struct WriteNews {
+    written: VecDeque<WrittenVersion>,
+    /// Plural names of kinds to list again.
+    to_list: BTreeSet<String>,
+}
 
 /// A version of an object. Other kinds may be stored elsewhere, with versions of their own.
 #[derive(Debug, PartialEq, Eq)]
@@ -25,7 +33,8 @@ struct WrittenVersion {
 impl WrittenVersions {
     /// Remembers an object that has been handed to the index.
     pub fn add(&self, kind: &str, name: &str, version: &str) {
-        let mut written = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut news = self.lock();
+        let written = &mut news.written;
         if written.len() >= REMEMBERED {
             written.pop_front();
         }
@@ -38,7 +47,8 @@ impl WrittenVersions {
 
     /// Returns true, once, if the index has this version of an object.
     pub fn take(&self, kind: &str, name: &str, version: &str) -> bool {
-        let mut written = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut news = self.lock();
+        let written = &mut news.written;
         let is_it = |it: &WrittenVersion| it.version == version && it.name == name && it.kind == kind;
         let Some(position) = written.iter().position(is_it) else {
             return false;
@@ -47,10 +57,28 @@ impl WrittenVersions {
         true
     }
 
-    /// Forgets all objects of a kind: the index is about to take versions of a list that may be older.
+    /// Asks for a list of a kind: a read after a lost race brought an older version than the cached one, so that
+    /// versions began again, as after a restore of etcd. The cache would keep what it has.
+    pub fn ask_for_list(&self, kind: &str) {
+        self.lock().to_list.insert(kind.to_owned());
+    }
+
+    /// Returns true if somebody asks for a list of a kind.
+    pub fn wants_list(&self, kind: &str) -> bool {
+        self.lock().to_list.contains(kind)
+    }
+
+    /// Forgets all about a kind: the index is about to take versions of a list, which may be older than what was
+    /// written.
     pub fn forget(&self, kind: &str) {
-        let mut written = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        written.retain(|it| it.kind != kind);
+        let mut news = self.lock();
+        news.written.retain(|it| it.kind != kind);
+        news.to_list.remove(kind);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, WriteNews> {
+        // No code that could panic runs under the lock.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -75,6 +103,15 @@ mod tests {
         (0..1000).for_each(|version| written.add("nodes", "a", &version.to_string()));
         assert!(!written.take("nodes", "a", "900"));
         assert!(written.take("nodes", "a", "999"));
-        assert!(written.0.lock().unwrap().len() < REMEMBERED);
+        assert!(written.lock().written.len() < REMEMBERED);
+    }
+
+    #[test]
+    fn list_is_asked_for_until_one_begins() {
+        let written = WrittenVersions::default();
+        written.ask_for_list("nodes");
+        assert!(written.wants_list("nodes") && !written.wants_list("gpunodes"));
+        written.forget("nodes");
+        assert!(!written.wants_list("nodes"));
     }
 }

@@ -17,8 +17,8 @@ pub enum WatchUpdate<T> {
     ListPage(Vec<T>),
     /// Name of an object of a list that exists and cannot be read: its cached version stays.
     ListKept(String),
-    /// The list is whole: objects that it did not name do not exist.
-    ListCompleted,
+    /// The list is whole: objects that it did not name do not exist at its resourceVersion; `None` if nothing tells it.
+    ListCompleted(Option<String>),
     /// An object that is new or changed.
     Applied(Box<T>),
     /// An object that was deleted.
@@ -31,10 +31,10 @@ impl<T> WatchUpdate<T> {
         Self::Applied(Box::new(object))
     }
 
-    /// A whole list of one page.
+    /// A whole list of one page, of an unknown version.
     #[cfg(test)]
     pub fn list(objects: Vec<T>) -> [Self; 3] {
-        [Self::ListStarted, Self::ListPage(objects), Self::ListCompleted]
+        [Self::ListStarted, Self::ListPage(objects), Self::ListCompleted(None)]
     }
 }
 
@@ -74,11 +74,12 @@ pub struct ObjectCache<T> {
 /// A list of which pages are missing.
 #[derive(Debug, Default)]
 struct IncomingList {
-    /// Objects that were cached when it began and that it has not named yet.
+    /// Objects that are cached and that it has not named yet.
     unnamed: HashSet<String>,
-    /// Objects that writes returned since it began; the list may be older.
+    /// Objects that writes returned since it began; the list may be older. Only their versions are compared with its
+    /// own: those of before may be of a time before a restore of etcd.
     written: HashSet<String>,
-    /// The greatest resourceVersion of its objects.
+    /// The greatest resourceVersion of its objects and deletions.
     newest: Option<u64>,
 }
 
@@ -109,7 +110,15 @@ impl<T: Versioned> ObjectCache<T> {
                 self.set_newer(*object).into_iter().collect()
             }
             WatchUpdate::Deleted(deleted) => {
-                self.watched = self.watched.max(deleted.version.parse().ok());
+                let version: Option<u64> = deleted.version.parse().ok();
+                self.watched = self.watched.max(version);
+                if let Some(list) = &mut self.list {
+                    list.newest = list.newest.max(version);
+                }
+                // A write may have brought a later object of the name already.
+                if version.is_some() && self.known_version(&deleted.name) > version {
+                    return Vec::new();
+                }
                 self.remove(&deleted.name).into_iter().collect()
             }
             WatchUpdate::ListStarted => {
@@ -130,11 +139,19 @@ impl<T: Versioned> ObjectCache<T> {
                 }
                 Vec::new()
             }
-            WatchUpdate::ListCompleted => {
+            WatchUpdate::ListCompleted(version) => {
                 self.has_synced = true;
-                let list = self.list.take().unwrap_or_default();
-                self.watched = list.newest;
-                list.unnamed.iter().filter_map(|name| self.remove(name)).collect()
+                let version: Option<u64> = version.and_then(|version| version.parse().ok());
+                let IncomingList {
+                    mut unnamed,
+                    written,
+                    newest,
+                } = self.list.take().unwrap_or_default();
+                self.watched = version.or(newest);
+                // What a write made after the list was taken stays; what is as old as the list was deleted before it.
+                let is_later = |name: &String| version.is_none() || self.known_version(name) > version;
+                unnamed.retain(|name| !written.contains(name) || !is_later(name));
+                unnamed.iter().filter_map(|name| self.remove(name)).collect()
             }
         }
     }
@@ -173,7 +190,12 @@ impl<T: Versioned> ObjectCache<T> {
             return None;
         }
         if let Some(list) = &mut self.list {
-            list.written.insert(object.name().to_owned());
+            let name = object.name().to_owned();
+            // One that is cached is unnamed already, or was named.
+            if !self.objects.contains_key(&name) {
+                list.unnamed.insert(name.clone());
+            }
+            list.written.insert(name);
         }
         self.set_newer(object)
     }
@@ -210,6 +232,11 @@ impl<T: Versioned> ObjectCache<T> {
         self.has_synced
     }
 
+    /// Returns the version of the cached object of a name.
+    fn known_version(&self, name: &str) -> Option<u64> {
+        self.get(name).and_then(|known| number(known.as_ref()))
+    }
+
     /// Keeps the newer version: the watch may lag behind the response to a write.
     fn set_newer(&mut self, object: T) -> Option<ObjectDelta<T>> {
         let is_newer = self
@@ -236,7 +263,8 @@ impl<T: Versioned> ObjectCache<T> {
         })
     }
 
-    fn remove(&mut self, name: &str) -> Option<ObjectDelta<T>> {
+    /// Removes the object of a name, whatever its version.
+    pub fn remove(&mut self, name: &str) -> Option<ObjectDelta<T>> {
         let before = self.objects.remove(name)?;
         Some(ObjectDelta {
             name: name.to_owned(),
@@ -296,6 +324,13 @@ mod tests {
         }
     }
 
+    fn deleted<T>(name: &str, version: &str) -> WatchUpdate<T> {
+        WatchUpdate::Deleted(DeletedObject {
+            name: name.to_owned(),
+            version: version.to_owned(),
+        })
+    }
+
     fn names<T>(deltas: &[ObjectDelta<T>]) -> Vec<(&str, bool, bool)> {
         let mut names: Vec<_> = deltas
             .iter()
@@ -329,7 +364,7 @@ mod tests {
         assert!(cache.apply_watch(WatchUpdate::ListStarted).is_empty());
         assert!(cache.apply_watch(WatchUpdate::ListPage(vec![("d", "5")])).is_empty());
         assert!(cache.apply_watch(WatchUpdate::ListKept("c".to_owned())).is_empty());
-        let deltas = cache.apply_watch(WatchUpdate::ListCompleted);
+        let deltas = cache.apply_watch(WatchUpdate::ListCompleted(None));
         assert_eq!(names(&deltas), [("a", true, false), ("b", true, false)]);
         assert!(cache.get("c").is_some(), "it exists, although it cannot be read");
     }
@@ -340,20 +375,45 @@ mod tests {
         cache.apply_watch(WatchUpdate::ListStarted);
         cache.apply_watch(WatchUpdate::ListPage(vec![("a", "1")]));
         assert!(!cache.has_synced());
-        cache.apply_watch(WatchUpdate::ListCompleted);
+        cache.apply_watch(WatchUpdate::ListCompleted(None));
         assert!(cache.has_synced() && cache.get("a").is_some());
     }
 
     #[test]
     fn what_was_written_during_a_list_outlives_it() {
+        // The list may also have missed `a`, which came again after it.
+        for page in [vec![("a", "6")], vec![]] {
+            for version in [None, Some("6".to_owned())] {
+                let mut cache = ObjectCache::default();
+                cache.apply_list(vec![("a", "5")]);
+                cache.apply_watch(WatchUpdate::ListStarted);
+                assert!(cache.apply_write(("a", "7"), WriteKind::Update).is_some());
+                assert!(cache.apply_write(("b", "8"), WriteKind::Create).is_some());
+                assert!(cache.apply_watch(WatchUpdate::ListPage(page.clone())).is_empty());
+                assert!(cache.apply_watch(WatchUpdate::ListCompleted(version)).is_empty());
+                assert!(cache.get("a").is_some_and(|a| a.1 == "7"));
+                assert!(cache.get("b").is_some_and(|b| b.1 == "8"));
+            }
+        }
+    }
+
+    #[test]
+    fn what_was_written_before_a_list_and_is_not_in_it_was_deleted() {
         let mut cache = ObjectCache::default();
-        cache.apply_list(vec![("a", "5")]);
+        cache.apply_list(vec![("a", "5"), ("b", "5")]);
         cache.apply_watch(WatchUpdate::ListStarted);
+        cache.apply_watch(WatchUpdate::ListPage(vec![("b", "9")]));
+        // These responses come late.
         assert!(cache.apply_write(("a", "7"), WriteKind::Update).is_some());
-        assert!(cache.apply_write(("b", "8"), WriteKind::Create).is_some());
-        assert!(cache.apply_watch(WatchUpdate::ListPage(vec![("a", "6")])).is_empty());
-        assert!(cache.apply_watch(WatchUpdate::ListCompleted).is_empty());
-        assert!(cache.get("b").is_some_and(|b| b.1 == "8"));
+        assert!(cache.apply_write(("b", "9"), WriteKind::Update).is_none());
+        assert!(cache.apply_write(("c", "8"), WriteKind::Create).is_some());
+        let deltas = cache.apply_watch(WatchUpdate::ListCompleted(Some("10".to_owned())));
+        assert_eq!(names(&deltas), [("a", true, false), ("c", true, false)]);
+        assert!(
+            cache.apply_write(("d", "10"), WriteKind::Create).is_none(),
+            "the list would name it"
+        );
+        assert!(cache.apply_write(("d", "11"), WriteKind::Create).is_some());
     }
 
     #[test]
@@ -369,8 +429,34 @@ mod tests {
     fn list_wins_even_when_versions_start_again() {
         let mut cache = ObjectCache::default();
         cache.apply_watch(WatchUpdate::applied(("a", "10")));
-        assert_eq!(cache.apply_list(vec![("a", "3")]).len(), 1);
+        cache.apply_watch(WatchUpdate::applied(("b", "11")));
+        cache.apply_watch(WatchUpdate::ListStarted);
+        let deltas = cache.apply_watch(WatchUpdate::ListPage(vec![("a", "3")]));
+        assert_eq!(names(&deltas), [("a", true, true)]);
+        let deltas = cache.apply_watch(WatchUpdate::ListCompleted(Some("3".to_owned())));
+        assert_eq!(names(&deltas), [("b", true, false)]);
         assert_eq!(cache.apply_watch(WatchUpdate::applied(("a", "4"))).len(), 1);
+    }
+
+    #[test]
+    fn late_deletion_leaves_the_object_that_followed() {
+        let mut cache = ObjectCache::default();
+        cache.apply_watch(WatchUpdate::applied(("a", "9")));
+        assert!(cache.apply_write(("a", "13"), WriteKind::Update).is_some());
+        assert!(cache.apply_watch(deleted("a", "10")).is_empty());
+        assert!(cache.apply_watch(WatchUpdate::applied(("a", "12"))).is_empty());
+        assert!(cache.get("a").is_some_and(|a| a.1 == "13"));
+        assert_eq!(names(&cache.apply_watch(deleted("a", "14"))), [("a", true, false)]);
+
+        // The deletion comes first.
+        let mut cache = ObjectCache::default();
+        cache.apply_watch(WatchUpdate::applied(("a", "9")));
+        assert_eq!(names(&cache.apply_watch(deleted("a", "10"))), [("a", true, false)]);
+        assert!(cache.apply_write(("a", "12"), WriteKind::Create).is_some());
+        assert!(cache.apply_write(("a", "13"), WriteKind::Update).is_some());
+        assert!(cache.get("a").is_some_and(|a| a.1 == "13"));
+        // Nothing tells when.
+        assert_eq!(names(&cache.apply_watch(deleted("a", ""))), [("a", true, false)]);
     }
 
     #[test]
@@ -382,10 +468,7 @@ mod tests {
         );
         cache.apply_watch(WatchUpdate::applied(("a", "1")));
         assert!(cache.apply_write(("a", "2"), WriteKind::Update).is_some());
-        cache.apply_watch(WatchUpdate::Deleted(DeletedObject {
-            name: "a".to_owned(),
-            version: "3".to_owned(),
-        }));
+        cache.apply_watch(deleted("a", "3"));
         assert!(cache.apply_write(("a", "1"), WriteKind::Create).is_none());
         assert!(cache.apply_write(("a", "2"), WriteKind::Update).is_none());
         assert!(cache.apply_write(("a", "4"), WriteKind::Create).is_some());

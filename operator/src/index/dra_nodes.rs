@@ -70,7 +70,7 @@ impl DraNodes {
     pub fn apply(&mut self, update: WatchUpdate<SliceOwner>, now: Timestamp) -> BTreeSet<String> {
         self.left.retain(|_, left| is_in_grace(*left, now));
         let mut nodes = BTreeSet::new();
-        if update == WatchUpdate::ListCompleted && self.known_since.is_none() {
+        if matches!(update, WatchUpdate::ListCompleted(_)) && self.known_since.is_none() {
             self.known_since = Some(now);
             // Nothing was known when the pages came.
             nodes.extend(self.served.keys().cloned());
@@ -215,7 +215,7 @@ mod tests {
         nodes.apply(WatchUpdate::ListStarted, at(0));
         nodes.apply(WatchUpdate::ListPage(vec![slice("s", "1", Some("n"))]), at(0));
         assert_eq!(state(&nodes, "n", 0), (None, None), "the list is not whole");
-        let found = nodes.apply(WatchUpdate::ListCompleted, at(0));
+        let found = nodes.apply(WatchUpdate::ListCompleted(None), at(0));
         assert_eq!(names(&found), ["n"]);
         assert_eq!(
             [state(&nodes, "n", 0), state(&nodes, "other", 0)],

@@ -38,12 +38,17 @@ impl IndexMessage {
     }
 }
 
-/// Object that the API server returned for an accepted request, or for a read after a lost race.
+/// Object that the API server returned for an accepted request, or for a read after a lost race; one that is gone too.
 #[derive(Debug)]
 pub enum WrittenObject {
     Node(Box<NodeFacts>),
     GpuNode(Box<GpuNodeFacts>, WriteKind),
-    /// The version is that of the object that was deleted.
+    /// A write did not find the node that it was planned for, which had this version.
+    DeletedNode {
+        name: String,
+        version: String,
+    },
+    /// The version is that of the object that was deleted, or that a write did not find.
     DeletedGpuNode {
         name: String,
         version: String,

@@ -1,7 +1,7 @@
 //! The objects of the cluster, as the watches and the operator's own writes last told, and plans made from them.
 
 use crate::index::{
-    cache::{DeletedObject, ObjectCache, ObjectDelta, Versioned, WatchUpdate},
+    cache::{ObjectCache, ObjectDelta, Versioned, WatchUpdate},
     dra_nodes::DraNodes,
     watched_policy::{UnreadablePolicy, WatchedPolicy},
 };
@@ -139,18 +139,18 @@ impl Objects {
                 self.unlisted.remove(&name);
                 self.policies.apply_watch(WatchUpdate::ListKept(name))
             }
-            WatchUpdate::ListCompleted => {
+            WatchUpdate::ListCompleted(version) => {
                 for name in std::mem::take(&mut self.unlisted) {
                     self.unreadable.remove(&name);
                 }
-                self.policies.apply_watch(WatchUpdate::ListCompleted)
+                self.policies.apply_watch(WatchUpdate::ListCompleted(version))
             }
             WatchUpdate::Applied(policy) => match *policy {
                 WatchedPolicy::Readable(policy) => {
                     self.unreadable.remove(policy.name());
                     self.policies.apply_watch(WatchUpdate::Applied(policy))
                 }
-                WatchedPolicy::Unreadable(policy) => self.set_unreadable(*policy),
+                WatchedPolicy::Unreadable(policy) => self.set_unreadable(*policy).into_iter().collect(),
             },
             WatchUpdate::Deleted(deleted) => {
                 self.unreadable.remove(&deleted.name);
@@ -171,15 +171,14 @@ impl Objects {
 
     /// Adds an unreadable policy, unless it is being deleted, in place of its readable version. Returns the change of
     /// that.
-    fn set_unreadable(&mut self, policy: UnreadablePolicy) -> Vec<ObjectDelta<GpuNodePolicy>> {
-        let (name, version) = (policy.name().to_owned(), policy.version().to_owned());
+    fn set_unreadable(&mut self, policy: UnreadablePolicy) -> Option<ObjectDelta<GpuNodePolicy>> {
+        let name = policy.name().to_owned();
         if policy.metadata.deletion_timestamp.is_none() {
-            self.unreadable.insert(policy.name().to_owned(), policy);
+            self.unreadable.insert(name.clone(), policy);
         } else {
-            self.unreadable.remove(policy.name());
+            self.unreadable.remove(&name);
         }
-        self.policies
-            .apply_watch(WatchUpdate::Deleted(DeletedObject { name, version }))
+        self.policies.remove(&name)
     }
 
     /// A policy that cannot be read.

@@ -842,7 +842,7 @@ fn nothing_is_planned_before_every_list_is_whole() {
         scene.apply(IndexMessage::Nodes(update));
         assert!(!scene.index.has_synced() && !is_queued(&scene));
     }
-    scene.apply(IndexMessage::Nodes(WatchUpdate::ListCompleted));
+    scene.apply(IndexMessage::Nodes(WatchUpdate::ListCompleted(None)));
     assert!(scene.index.has_synced());
     scene.lead();
     assert!(is_queued(&scene));

@@ -65,7 +65,7 @@ pub fn deletions(update: &WatchUpdate<WatchedPolicy>) -> BTreeSet<String> {
         WatchUpdate::Applied(policy) => Some(&**policy).filter(is_deleted).map(name).into_iter().collect(),
         WatchUpdate::ListPage(policies) => policies.iter().filter(is_deleted).map(name).collect(),
         // Nobody saw the deletion of those that a list lacks.
-        WatchUpdate::ListStarted | WatchUpdate::ListKept(_) | WatchUpdate::ListCompleted => BTreeSet::new(),
+        WatchUpdate::ListStarted | WatchUpdate::ListKept(_) | WatchUpdate::ListCompleted(_) => BTreeSet::new(),
     }
 }
 

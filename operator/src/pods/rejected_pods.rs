@@ -88,7 +88,7 @@ impl RejectedPods {
             WatchUpdate::ListPage(pods) => listed.extend(pods.into_iter().filter_map(|pod| self.put(pod))),
             // Something is read of each pod.
             WatchUpdate::ListKept(_) => {}
-            WatchUpdate::ListCompleted => self.lock().retain(|name, _| listed.contains(name)),
+            WatchUpdate::ListCompleted(_) => self.lock().retain(|name, _| listed.contains(name)),
         }
     }
 

@@ -26,7 +26,7 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 
-/// Most objects in a page of a list, and in an update.
+/// Most objects in an update.
 const PAGE: usize = 100;
 /// Longest silence of a stream. The API server sends a bookmark about every minute (`defaultBookmarkFrequency` in
 /// `pkg/storage/cacher/cacher.go` of k8s.io/apiserver).
@@ -87,7 +87,8 @@ impl ListWatch {
         self
     }
 
-    /// Skips events about versions that the index has from the response to a write.
+    /// Skips events about versions that the index has from the response to a write, and lists again when a write asks
+    /// for that.
     #[must_use]
     pub fn skipping(mut self, written: &WrittenVersions) -> Self {
         self.written = Some(written.clone());
@@ -141,6 +142,13 @@ impl ListWatch {
         written.take(&self.kind, &name, &version).then_some(version)
     }
 
+    /// True if a write has found that the watch follows versions of before a restore of etcd.
+    fn wants_list(&self) -> bool {
+        self.written
+            .as_ref()
+            .is_some_and(|written| written.wants_list(&self.kind))
+    }
+
     fn object_name(&self, meta: &ObjectMeta) -> String {
         let name = meta.name.clone().unwrap_or_default();
         match &meta.namespace {
@@ -154,6 +162,7 @@ impl ListWatch {
 fn end_of(error: &WatchError) -> StepEnd {
     match error {
         WatchError::Refused { code: 410, .. } => StepEnd::Expired,
+        WatchError::RepeatedToken => StepEnd::RepeatedToken,
         WatchError::Refused { code, .. } if (400..500).contains(code) && !matches!(code, 408 | 429) => {
             StepEnd::Rejected(*code)
         }
@@ -193,15 +202,14 @@ impl<K: Resource + DeserializeOwned, T, M> WatchSession<'_, K, T, M> {
         }
         match step {
             WatchStep::StreamList => self.follow(None).await,
-            WatchStep::ListPage(token) => self.list_page(token).await,
+            WatchStep::ListPage { token, limit } => self.list_page(token, limit).await,
             WatchStep::Watch(version) => self.follow(Some(version)).await,
         }
     }
 
     /// Takes in a page of a list.
-    async fn list_page(&mut self, token: Option<String>) -> Result<StepEnd, WatchError> {
-        let is_first = token.is_none();
-        let mut params = ListParams::default().limit(u32::try_from(PAGE).unwrap_or(u32::MAX));
+    async fn list_page(&mut self, token: Option<String>, limit: u32) -> Result<StepEnd, WatchError> {
+        let mut params = ListParams::default().limit(limit);
         params.field_selector.clone_from(&self.watch.field_selector);
         params.continue_token = token;
         let requests = &self.watch.requests;
@@ -211,7 +219,7 @@ impl<K: Resource + DeserializeOwned, T, M> WatchSession<'_, K, T, M> {
             requests.list(&params)
         };
         let body = open(&self.watch.client, request.map_err(WatchError::Request)?).await?;
-        let json = body.whole().await?;
+        let json = body.page().await?;
         let (watch, read) = (self.watch, self.read);
         let (mut page, mut unread) = (Vec::new(), Vec::new());
         let end = parse_page(&json, |object: K| {
@@ -228,20 +236,31 @@ impl<K: Resource + DeserializeOwned, T, M> WatchSession<'_, K, T, M> {
         if next.is_none() && version.is_none() {
             return Err(WatchError::NoVersion);
         }
-        if is_first {
+        if next.is_some() && next == params.continue_token {
+            return Err(WatchError::RepeatedToken);
+        }
+        if params.continue_token.is_none() {
             self.start_list().await?;
         }
         self.listed += page.len() + unread.len();
-        self.page = page;
-        self.send_page().await?;
+        self.record_contact();
+        let mut objects = page.into_iter();
+        loop {
+            self.page = objects.by_ref().take(PAGE).collect();
+            if self.page.is_empty() {
+                break;
+            }
+            self.send_page().await?;
+        }
         for name in unread {
             self.send(WatchUpdate::ListKept(name)).await?;
         }
         match (next, version) {
             (Some(token), _) => Ok(StepEnd::NextPage(token)),
             (None, version) => {
-                self.complete_list().await?;
-                Ok(StepEnd::Listed(version.unwrap_or_default()))
+                let version = version.unwrap_or_default();
+                self.complete_list(&version).await?;
+                Ok(StepEnd::Listed(version))
             }
         }
     }
@@ -272,13 +291,18 @@ impl<K: Resource + DeserializeOwned, T, M> WatchSession<'_, K, T, M> {
         }
         self.record_contact();
         loop {
-            let Ok(line) = timeout(SILENCE, body.next_line()).await else {
+            let line = timeout(SILENCE, body.next_line()).await;
+            if !is_list && self.watch.wants_list() {
+                return Ok(StepEnd::Expired);
+            }
+            let Ok(line) = line else {
                 tracing::debug!("a watch of {} was silent; watching again", self.watch.kind);
                 return Ok(StepEnd::Silent);
             };
             let Some(line) = line? else {
                 return Ok(StepEnd::Ended(accepted.elapsed()));
             };
+            self.steps.received();
             match self.take_line(line, is_list)? {
                 TakenLine::Nothing => {}
                 TakenLine::Update(update) => {
@@ -289,7 +313,7 @@ impl<K: Resource + DeserializeOwned, T, M> WatchSession<'_, K, T, M> {
                 }
                 TakenLine::ListEnd(version) => {
                     self.send_page().await?;
-                    self.complete_list().await?;
+                    self.complete_list(&version).await?;
                     self.steps.listed(version);
                     self.steps.started(Instant::now());
                     is_list = false;
@@ -314,7 +338,10 @@ impl<K: Resource + DeserializeOwned, T, M> WatchSession<'_, K, T, M> {
             Some(WatchEvent::Bookmark(bookmark)) if is_list && ends_list(&bookmark) => {
                 return Ok(TakenLine::ListEnd(bookmark.metadata.resource_version));
             }
-            Some(WatchEvent::Bookmark(bookmark)) => (Some(bookmark.metadata.resource_version), None),
+            Some(WatchEvent::Bookmark(bookmark)) => {
+                self.steps.bookmarked();
+                (Some(bookmark.metadata.resource_version), None)
+            }
             Some(WatchEvent::Deleted(object)) => {
                 let name = self.watch.object_name(object.meta());
                 let version = object.meta().resource_version.clone().unwrap_or_default();
@@ -367,8 +394,8 @@ impl<K: Resource + DeserializeOwned, T, M> WatchSession<'_, K, T, M> {
         Ok(())
     }
 
-    async fn complete_list(&mut self) -> Result<(), WatchError> {
-        self.send(WatchUpdate::ListCompleted).await?;
+    async fn complete_list(&mut self, version: &str) -> Result<(), WatchError> {
+        self.send(WatchUpdate::ListCompleted(Some(version.to_owned()))).await?;
         if let Some(health) = self.outputs.health {
             health.listed(&self.watch.kind, Instant::now());
         }

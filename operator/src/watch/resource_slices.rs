@@ -43,7 +43,7 @@ pub async fn watch_resource_slices(client: Client, messages: &mpsc::Sender<Index
             }
             Ok(Ok(None)) => {
                 // A closed channel ends the loop.
-                for update in [WatchUpdate::ListStarted, WatchUpdate::ListCompleted] {
+                for update in [WatchUpdate::ListStarted, WatchUpdate::ListCompleted(None)] {
                     _ = messages.send(IndexMessage::ResourceSlices(update)).await;
                 }
             }
@@ -154,18 +154,20 @@ mod tests {
         (updates, requests)
     }
 
-    fn of_node() -> Vec<SliceOwner> {
-        vec![SliceOwner {
+    fn list_of_node() -> [WatchUpdate<SliceOwner>; 3] {
+        let slice = SliceOwner {
             name: "s".to_owned(),
             version: "5".to_owned(),
             node: Some("n".to_owned()),
-        }]
+        };
+        let end = WatchUpdate::ListCompleted(Some("7".to_owned()));
+        [WatchUpdate::ListStarted, WatchUpdate::ListPage(vec![slice]), end]
     }
 
     #[tokio::test(start_paused = true)]
     async fn newest_version_is_watched_by_the_name_of_the_driver() {
         let (updates, requests) = updates(|_| (200, LIST)).await;
-        assert_eq!(updates, WatchUpdate::list(of_node()));
+        assert_eq!(updates, list_of_node());
         assert!(
             requests
                 .iter()
@@ -185,13 +187,13 @@ mod tests {
             }
         };
         let (updates, _) = updates(answer).await;
-        assert_eq!(updates, WatchUpdate::list(of_node()));
+        assert_eq!(updates, list_of_node());
     }
 
     #[tokio::test(start_paused = true)]
     async fn absent_group_means_no_slices_and_is_asked_for_once_a_minute() {
         let (updates, requests) = updates(|_| (404, ABSENT)).await;
-        let none: [WatchUpdate<SliceOwner>; 2] = [WatchUpdate::ListStarted, WatchUpdate::ListCompleted];
+        let none: [WatchUpdate<SliceOwner>; 2] = [WatchUpdate::ListStarted, WatchUpdate::ListCompleted(None)];
         assert_eq!(updates, [none.clone(), none.clone(), none].concat());
         assert_eq!(requests.len(), 9, "{requests:?}");
     }

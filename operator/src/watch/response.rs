@@ -19,6 +19,13 @@ use tokio::time::timeout;
 /// Longest time until a response begins, and between its parts but for those of a stream. The API server may let a
 /// request wait for a quarter of its minute (`RequestTimeout` in `pkg/server/config.go` of k8s.io/apiserver).
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
+/// Longest line of a stream, and longest answer that is an error, in bytes. etcd takes objects of 1.5 MiB
+/// (`--max-request-bytes`); as JSON one may be some times larger.
+const LONGEST_LINE: usize = 16 * MIB;
+/// Longest page of a list, in bytes: half of the memory of the operator's container. A page of 2,500 objects may have
+/// 50 kB for each.
+const LONGEST_PAGE: usize = 128 * MIB;
+const MIB: usize = 1 << 20;
 /// Longest part of a text that no program wrote, such as the page of a proxy, in an error.
 const TEXT_LIMIT: usize = 200;
 
@@ -46,6 +53,11 @@ pub enum WatchError {
     Page(#[source] serde_json::Error),
     #[error("the list has no resourceVersion")]
     NoVersion,
+    #[error("the continue token of a page of the list leads to the same page")]
+    RepeatedToken,
+    /// The limit is in bytes.
+    #[error("read the response: {part} is longer than {} MiB, which the API server should not send", .limit / MIB)]
+    TooLong { part: &'static str, limit: usize },
     /// Nobody takes updates any more.
     #[error("nobody takes updates any more")]
     Closed,
@@ -77,7 +89,7 @@ pub async fn open(client: &Client, request: Request<Vec<u8>>) -> Result<Response
     let asked = asked
         .and_then(|seconds| seconds.trim().parse().ok())
         .map(Duration::from_secs);
-    let text = body.whole().await?;
+    let text = body.whole("the error", LONGEST_LINE).await?;
     let mut status = serde_json::from_slice::<Status>(&text).unwrap_or_else(|_| {
         let text = String::from_utf8_lossy(&text);
         Status::failure(&text.trim().chars().take(TEXT_LIMIT).collect::<String>(), "")
@@ -120,6 +132,10 @@ impl ResponseBody {
             self.buffer.drain(..self.read);
             self.read = 0;
             searched = self.buffer.len();
+            if searched > LONGEST_LINE {
+                let (part, limit) = ("a line of the watch", LONGEST_LINE);
+                return Err(WatchError::TooLong { part, limit });
+            }
             if !self.fill().await? {
                 return Ok(None);
             }
@@ -129,9 +145,17 @@ impl ResponseBody {
         Ok(Some(&self.buffer[line]))
     }
 
-    /// Reads the whole body, in one piece of memory.
-    pub async fn whole(mut self) -> Result<Vec<u8>, WatchError> {
+    /// Reads the whole page of a list, in one piece of memory.
+    pub async fn page(self) -> Result<Vec<u8>, WatchError> {
+        self.whole("a page of the list", LONGEST_PAGE).await
+    }
+
+    /// Reads the whole body, which is this part of the answer, up to a limit in bytes.
+    async fn whole(mut self, part: &'static str, limit: usize) -> Result<Vec<u8>, WatchError> {
         loop {
+            if self.buffer.len() > limit {
+                return Err(WatchError::TooLong { part, limit });
+            }
             let filled = timeout(ANSWER_TIMEOUT, self.fill()).await;
             if !filled.map_err(|_| WatchError::NoAnswer(ANSWER_TIMEOUT))?? {
                 return Ok(self.buffer);
@@ -267,20 +291,34 @@ impl<'de, K: DeserializeOwned, F: FnMut(K)> Visitor<'de> for PageSeed<K, F> {
     }
 
     fn visit_map<A: MapAccess<'de>>(mut self, mut map: A) -> Result<PageEnd, A::Error> {
-        let mut end = PageEnd::default();
+        let (mut end, mut has_items) = (PageEnd::default(), false);
         while let Some(key) = map.next_key::<String>()? {
             match key.as_str() {
                 "metadata" => end = map.next_value::<Option<PageEnd>>()?.unwrap_or_default(),
-                "items" => map.next_value_seed(ItemsSeed {
-                    each: &mut self.each,
-                    kind: PhantomData::<fn(K)>,
-                })?,
+                "items" => {
+                    has_items = true;
+                    map.next_value_seed(ItemsSeed {
+                        each: &mut self.each,
+                        kind: PhantomData::<fn(K)>,
+                    })?;
+                }
+                "kind" => {
+                    let kind = map.next_value::<String>()?;
+                    if !kind.ends_with("List") {
+                        return Err(A::Error::custom(format!("the answer is a {kind:?}, and no list")));
+                    }
+                }
                 _ => {
                     map.next_value::<IgnoredAny>()?;
                 }
             }
         }
-        Ok(end)
+        // Without this, an answer of something else than the API server would be an empty list, and delete everything.
+        if has_items {
+            Ok(end)
+        } else {
+            Err(A::Error::custom("the answer has no `items`, and is no list"))
+        }
     }
 }
 
@@ -334,7 +372,7 @@ mod tests {
     fn page_is_read_object_by_object_in_any_order_of_its_fields() {
         for (json, items, version, next) in [
             (
-                r#"{"kind": "L", "metadata": {"resourceVersion": "7", "continue": "c", "remainingItemCount": 2}, "items": [1, 2]}"#,
+                r#"{"kind": "NodeList", "metadata": {"resourceVersion": "7", "continue": "c", "remainingItemCount": 2}, "items": [1, 2]}"#,
                 2,
                 Some("7"),
                 Some("c"),
@@ -361,6 +399,21 @@ mod tests {
                 "{json}"
             );
         }
+        for (json, expected) in [
+            (r"{}", "no `items`"),
+            (r#"{"metadata": {"resourceVersion": "7"}}"#, "no `items`"),
+            (
+                r#"{"kind": "NodeList", "metadata": {"resourceVersion": "7"}}"#,
+                "no `items`",
+            ),
+            (
+                r#"{"kind": "Status", "metadata": {"resourceVersion": "7"}, "items": []}"#,
+                "a \"Status\"",
+            ),
+        ] {
+            let error = parse_page(json.as_bytes(), |_: Value| ()).unwrap_err().to_string();
+            assert!(error.contains(expected), "{json}: {error}");
+        }
         let cut = r#"{"metadata": {"resourceVersion": "7"}, "items": [1, "#;
         assert!(parse_page(cut.as_bytes(), |_: Value| ()).is_err());
     }
@@ -385,5 +438,24 @@ mod tests {
             lines.push(String::from_utf8(line.to_vec()).unwrap());
         }
         assert_eq!(lines, ["one", "", "two"]);
+    }
+
+    #[tokio::test]
+    async fn line_or_body_without_an_end_is_not_kept_for_ever() {
+        let long = vec![b'x'; LONGEST_LINE];
+        let mut body = ResponseBody::new(Body::from([&long[..], b"\n"].concat()));
+        let line = body.next_line().await.unwrap();
+        assert_eq!(line.map(<[u8]>::len), Some(LONGEST_LINE));
+        let mut body = ResponseBody::new(Body::from([&long[..], b"x"].concat()));
+        let error = body.next_line().await.unwrap_err();
+        assert!(
+            error.to_string().contains("a line of the watch is longer than 16 MiB"),
+            "{error}"
+        );
+
+        let body = || ResponseBody::new(Body::from(vec![b'x'; 2 * MIB]));
+        assert_eq!(body().whole("a part", 2 * MIB).await.unwrap().len(), 2 * MIB);
+        let error = body().whole("a part", MIB).await.unwrap_err();
+        assert!(error.to_string().contains("a part is longer than 1 MiB"), "{error}");
     }
 }

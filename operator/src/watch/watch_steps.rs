@@ -11,8 +11,20 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 const WORKS_AFTER: Duration = Duration::from_mins(1);
 /// A watch that ends sooner has failed: started again at once, it would end at once.
 const SHORTEST_WATCH: Duration = Duration::from_secs(1);
-/// Longest pause that the API server can ask for. A mistake of a proxy must not stop a watch for hours.
-const LONGEST_RETRY_AFTER: Duration = Duration::from_mins(2);
+/// Longest pause that the API server can ask for. With up to a fifth more, and a request after it, it has to end before
+/// the kind counts as failing (`watch_health`): a busy API server must not cost a leader its Lease.
+const LONGEST_RETRY_AFTER: Duration = Duration::from_secs(30);
+/// Streams in a row that bring not even a bookmark, after which the kind is listed again. After a restore of etcd the
+/// version of a watch may lie in the future: the API server accepts the watch and passes on no event and no bookmark
+/// before its own versions get there (`process` in `pkg/storage/cacher/cache_watcher.go` of k8s.io/apiserver).
+const SILENT_STREAMS: u32 = 2;
+/// The same at an API server that has sent no bookmark yet, as one without a watch cache: there a quiet kind looks like
+/// that too, and costs one list in about nine minutes. Nodes of a large fleet are not quiet.
+const SILENT_STREAMS_WITHOUT_BOOKMARKS: u32 = 8;
+/// Most objects in a page: at first, and after each list whose continue token expired before its last page, which is
+/// five minutes after its first (`--etcd-compaction-interval`). A page of 2,500 Nodes has some 34 MB (13.5 kB each),
+/// and 20,000 Nodes are eight pages.
+const PAGE_LIMITS: [u32; 3] = [100, 500, 2_500];
 /// Time after which the API server ends a watch: the shortest, and what is added at random, so that watches that began
 /// together end apart.
 const SHORTEST_TIMEOUT: Duration = Duration::from_mins(4);
@@ -23,8 +35,13 @@ const TIMEOUT_SPREAD: Duration = Duration::from_secs(51);
 pub enum WatchStep {
     /// A streaming list, which goes on as a watch.
     StreamList,
-    /// The page of a list at this continue token; without one, the first.
-    ListPage(Option<String>),
+    /// A page of a list.
+    ListPage {
+        /// The continue token; without one, it is the first page.
+        token: Option<String>,
+        /// Most objects in it.
+        limit: u32,
+    },
     /// A watch from this resourceVersion.
     Watch(String),
 }
@@ -41,6 +58,8 @@ impl WatchStep {
 pub enum StepEnd {
     /// A page is in, and another one is at this continue token.
     NextPage(String),
+    /// The continue token of a page leads to that page again.
+    RepeatedToken,
     /// The last page is in; the list has this resourceVersion.
     Listed(String),
     /// The API server ended the stream this long after it was accepted.
@@ -69,10 +88,16 @@ pub struct WatchSteps {
     step: WatchStep,
     /// True if the API server did not complete the last streaming list.
     lists_by_pages: bool,
+    /// Most objects in a page. Grows only: where a list expired once, it would again.
+    page_limit: u32,
     /// Failures since the watch last worked for a while.
     failures: u32,
     /// Moment since which the watch works; `None` after a failure.
     works_since: Option<Instant>,
+    /// Streams in a row that ended for silence, without a line since.
+    silent_streams: u32,
+    /// True once the API server has sent a bookmark that ends no list.
+    has_bookmarks: bool,
 }
 
 impl WatchSteps {
@@ -81,8 +106,11 @@ impl WatchSteps {
         Self {
             step: WatchStep::StreamList,
             lists_by_pages: false,
+            page_limit: PAGE_LIMITS[0],
             failures: 0,
             works_since: None,
+            silent_streams: 0,
+            has_bookmarks: false,
         }
     }
 
@@ -96,10 +124,21 @@ impl WatchSteps {
         self.works_since.get_or_insert(now);
     }
 
+    /// Records a line of a stream.
+    pub fn received(&mut self) {
+        self.silent_streams = 0;
+    }
+
+    /// Records a bookmark that ends no list.
+    pub fn bookmarked(&mut self) {
+        self.has_bookmarks = true;
+    }
+
     /// Records that a list is whole.
     pub fn listed(&mut self, version: String) {
         self.step = WatchStep::Watch(version);
         self.lists_by_pages = false;
+        self.silent_streams = 0;
     }
 
     /// Records up to which resourceVersion the watch has brought everything.
@@ -114,15 +153,18 @@ impl WatchSteps {
         let is_watch = !self.step.is_list();
         match end {
             StepEnd::NextPage(token) => {
-                self.step = WatchStep::ListPage(Some(token));
+                self.step = self.page(Some(token));
                 Duration::ZERO
             }
             StepEnd::Listed(version) => {
                 self.listed(version);
                 Duration::ZERO
             }
-            // A server without bookmarks is silent too. A dead connection shows when the next request gets no answer.
-            StepEnd::Silent if is_watch => Duration::ZERO,
+            // A dead connection shows when the next request gets no answer.
+            StepEnd::Silent if is_watch => {
+                self.count_silence();
+                Duration::ZERO
+            }
             StepEnd::Ended(after) if is_watch && after >= SHORTEST_WATCH => Duration::ZERO,
             StepEnd::Ended(_) if is_watch => self.pause(now),
             StepEnd::Silent | StepEnd::Ended(_) => {
@@ -130,15 +172,22 @@ impl WatchSteps {
                 self.pause(now)
             }
             StepEnd::Expired => {
+                if matches!(self.step, WatchStep::ListPage { token: Some(_), .. }) {
+                    self.grow_pages();
+                }
                 self.list_again();
                 let pause = self.pause(now);
                 // After a compaction all watches expire, and nothing is wrong with the server.
                 if self.failures == 1 { Duration::ZERO } else { pause }
             }
+            StepEnd::RepeatedToken => {
+                self.list_again();
+                self.pause(now)
+            }
             StepEnd::Rejected(code) => self.rejected(code, now),
             StepEnd::Failed { retry_after } => {
                 let asked = retry_after.unwrap_or_default().min(LONGEST_RETRY_AFTER);
-                self.pause(now).max(asked)
+                self.pause(now).max(spread(asked))
             }
         }
     }
@@ -152,11 +201,25 @@ impl WatchSteps {
                 return Duration::ZERO;
             }
             // It may be the token, or the version.
-            WatchStep::ListPage(Some(_)) => self.list_again(),
+            WatchStep::ListPage { token: Some(_), .. } => self.list_again(),
             WatchStep::Watch(_) if is_malformed => self.list_again(),
-            WatchStep::StreamList | WatchStep::ListPage(None) | WatchStep::Watch(_) => {}
+            WatchStep::StreamList | WatchStep::ListPage { token: None, .. } | WatchStep::Watch(_) => {}
         }
         self.pause(now)
+    }
+
+    /// Counts a silent stream, and lists again after too many.
+    fn count_silence(&mut self) {
+        self.silent_streams = self.silent_streams.saturating_add(1);
+        let bearable = if self.has_bookmarks {
+            SILENT_STREAMS
+        } else {
+            SILENT_STREAMS_WITHOUT_BOOKMARKS
+        };
+        if self.silent_streams >= bearable {
+            self.silent_streams = 0;
+            self.list_again();
+        }
     }
 
     /// True if such an end of the present request is in the course of things.
@@ -176,10 +239,21 @@ impl WatchSteps {
 
     fn list_again(&mut self) {
         self.step = if self.lists_by_pages {
-            WatchStep::ListPage(None)
+            self.page(None)
         } else {
             WatchStep::StreamList
         };
+    }
+
+    fn page(&self, token: Option<String>) -> WatchStep {
+        let limit = self.page_limit;
+        WatchStep::ListPage { token, limit }
+    }
+
+    /// Fewer requests for a list, so that the next one is whole sooner.
+    fn grow_pages(&mut self) {
+        let larger = PAGE_LIMITS.into_iter().find(|limit| *limit > self.page_limit);
+        self.page_limit = larger.unwrap_or(self.page_limit);
     }
 
     /// Counts a failure and returns the pause after it.
@@ -191,8 +265,7 @@ impl WatchSteps {
             .saturating_mul(2_u32.saturating_pow(self.failures))
             .min(LONGEST_PAUSE);
         self.failures = self.failures.saturating_add(1);
-        // Up to a fifth longer, so that watches that failed together do not ask again together.
-        pause + random_up_to(pause / 5)
+        spread(pause)
     }
 
     /// Returns the time after which the API server shall end the next watch, in seconds.
@@ -200,6 +273,11 @@ impl WatchSteps {
         let timeout = SHORTEST_TIMEOUT + random_up_to(TIMEOUT_SPREAD);
         u32::try_from(timeout.as_secs()).unwrap_or_default()
     }
+}
+
+/// Makes a pause up to a fifth longer, so that watches that failed together do not ask again together.
+fn spread(pause: Duration) -> Duration {
+    pause + random_up_to(pause / 5)
 }
 
 #[cfg(test)]
@@ -213,6 +291,11 @@ mod tests {
         steps.listed("7".to_owned());
         steps.started(Instant::now());
         steps
+    }
+
+    fn page(token: Option<&str>, limit: u32) -> WatchStep {
+        let token = token.map(str::to_owned);
+        WatchStep::ListPage { token, limit }
     }
 
     fn after(steps: &mut WatchSteps, end: StepEnd, seconds: u64) -> Duration {
@@ -247,11 +330,20 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn pause_that_the_server_asks_for_holds_up_to_two_minutes() {
-        for (asked, expected) in [(1, 1), (20, 20), (3600, 120)] {
+    async fn pause_that_the_server_asks_for_holds_up_to_30_seconds() {
+        for (asked, expected) in [(1, 1), (20, 20), (120, 30), (3600, 30)] {
             let retry_after = Some(Duration::from_secs(asked));
-            let pause = after(&mut listed(), StepEnd::Failed { retry_after }, 0);
-            assert!(is_about(pause, expected), "{asked}: {pause:?}");
+            let pauses: Vec<_> = (0..20)
+                .map(|_| after(&mut listed(), StepEnd::Failed { retry_after }, 0))
+                .collect();
+            assert!(
+                pauses.iter().all(|pause| is_about(*pause, expected)),
+                "{asked}: {pauses:?}"
+            );
+            assert!(
+                pauses.iter().any(|pause| *pause != pauses[0]),
+                "all watches ask at once: {pauses:?}"
+            );
         }
     }
 
@@ -270,6 +362,29 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn streams_that_are_silent_in_a_row_lead_to_a_list() {
+        for (has_bookmarks, bearable) in [(true, 1), (false, 7)] {
+            let mut steps = listed();
+            if has_bookmarks {
+                steps.bookmarked();
+            }
+            for _ in 0..3 {
+                for _ in 0..bearable {
+                    assert_eq!(after(&mut steps, StepEnd::Silent, 0), Duration::ZERO);
+                    assert_eq!(*steps.step(), WatchStep::Watch("7".to_owned()));
+                }
+                // A line between them.
+                steps.received();
+            }
+            for _ in 0..=bearable {
+                assert_eq!(*steps.step(), WatchStep::Watch("7".to_owned()));
+                assert_eq!(after(&mut steps, StepEnd::Silent, 0), Duration::ZERO);
+            }
+            assert_eq!(*steps.step(), WatchStep::StreamList);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn expired_version_is_listed_at_once_and_again_only_after_a_pause() {
         let mut steps = listed();
         assert_eq!(after(&mut steps, StepEnd::Expired, 0), Duration::ZERO);
@@ -284,21 +399,43 @@ mod tests {
         for code in [400, 422] {
             let mut steps = WatchSteps::new();
             assert_eq!(after(&mut steps, StepEnd::Rejected(code), 0), Duration::ZERO);
-            assert_eq!(*steps.step(), WatchStep::ListPage(None));
+            assert_eq!(*steps.step(), page(None, 100));
             after(&mut steps, StepEnd::NextPage("more".to_owned()), 0);
-            assert_eq!(*steps.step(), WatchStep::ListPage(Some("more".to_owned())));
+            assert_eq!(*steps.step(), page(Some("more"), 100));
             after(&mut steps, FAILED, 0);
-            assert_eq!(
-                *steps.step(),
-                WatchStep::ListPage(Some("more".to_owned())),
-                "the page is asked for again"
-            );
-            after(&mut steps, StepEnd::Expired, 0);
-            assert_eq!(*steps.step(), WatchStep::ListPage(None));
+            assert_eq!(*steps.step(), page(Some("more"), 100), "the page is asked for again");
+            after(&mut steps, StepEnd::Rejected(400), 0);
+            assert_eq!(*steps.step(), page(None, 100));
             after(&mut steps, StepEnd::Listed("8".to_owned()), 0);
             assert_eq!(*steps.step(), WatchStep::Watch("8".to_owned()));
             after(&mut steps, StepEnd::Expired, 0);
             assert_eq!(*steps.step(), WatchStep::StreamList);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn list_whose_token_expires_begins_again_with_larger_pages() {
+        let mut steps = WatchSteps::new();
+        after(&mut steps, StepEnd::Rejected(422), 0);
+        after(&mut steps, StepEnd::Expired, 0);
+        assert_eq!(*steps.step(), page(None, 100), "the first page has no token");
+        for (limit, next) in [(100, 500), (500, 2_500), (2_500, 2_500)] {
+            after(&mut steps, StepEnd::NextPage("more".to_owned()), 0);
+            assert_eq!(*steps.step(), page(Some("more"), limit));
+            after(&mut steps, StepEnd::Expired, 0);
+            assert_eq!(*steps.step(), page(None, next));
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn token_that_leads_to_itself_is_a_failure_of_the_list() {
+        let mut steps = WatchSteps::new();
+        after(&mut steps, StepEnd::Rejected(422), 0);
+        for seconds in [1, 2, 4] {
+            after(&mut steps, StepEnd::NextPage("more".to_owned()), 0);
+            let pause = after(&mut steps, StepEnd::RepeatedToken, 0);
+            assert!(is_about(pause, seconds), "{pause:?}");
+            assert_eq!(*steps.step(), page(None, 100));
         }
     }
 
@@ -308,7 +445,7 @@ mod tests {
             let mut steps = WatchSteps::new();
             let pause = after(&mut steps, end, 0);
             assert!(is_about(pause, 1), "{pause:?}");
-            assert_eq!(*steps.step(), WatchStep::ListPage(None));
+            assert_eq!(*steps.step(), page(None, 100));
         }
     }
 

@@ -75,6 +75,11 @@ impl WriteError {
         answer.is_some_and(|answer| answer.is_conflict() || answer.is_already_exists())
     }
 
+    /// True if the API server says that it does not have the object, or not its kind.
+    pub fn is_not_found(&self) -> bool {
+        self.answer().is_some_and(Status::is_not_found)
+    }
+
     /// Says why the API server refuses this very write; `None` if it could not be asked or is too busy.
     pub fn refusal(&self) -> Option<String> {
         let answer = self.answer().filter(|answer| !matches!(answer.code, 429 | 503 | 504))?;

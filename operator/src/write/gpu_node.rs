@@ -30,11 +30,11 @@ pub async fn write_gpu_node(writer: &ClusterWriter, name: &str, change: GpuNodeC
             step,
         } => {
             let spec = json!({"config": config, "step": step.map(merge_patch_of)});
-            patch_spec(writer, name, resource_version, spec).await?;
+            patch_spec(writer, name, &resource_version, spec).await?;
         }
         GpuNodeChange::Step { resource_version, step } => {
             let spec = json!({"step": step.map(merge_patch_of)});
-            patch_spec(writer, name, resource_version, spec).await?;
+            patch_spec(writer, name, &resource_version, spec).await?;
         }
         GpuNodeChange::Requests {
             resource_version,
@@ -45,14 +45,14 @@ pub async fn write_gpu_node(writer: &ClusterWriter, name: &str, change: GpuNodeC
             // In a merge patch null removes the field, which means false.
             let (release, served_by_dra) = (release.then_some(true), served_by_dra.then_some(true));
             let spec = json!({"release": release, "servedByDra": served_by_dra, "recovered": recovered});
-            patch_spec(writer, name, resource_version, spec).await?;
+            patch_spec(writer, name, &resource_version, spec).await?;
         }
         GpuNodeChange::Own {
             resource_version,
             owners,
         } => {
             let metadata = json!({"resourceVersion": resource_version, "ownerReferences": owners});
-            patch(writer, name, json!({"metadata": metadata})).await?;
+            patch(writer, name, &resource_version, json!({"metadata": metadata})).await?;
         }
         GpuNodeChange::Delete { uid, resource_version } => delete(writer, name, uid, resource_version).await?,
     }
@@ -67,7 +67,7 @@ async fn create(writer: &ClusterWriter, name: &str, gpu_node: &GpuNode) -> Resul
         Ok(created) => created,
         Err(source) => {
             let error = WriteError::creation(format!("create gpunode {name}"))(source);
-            return Err(rejected(writer, name, error, WriteKind::Create, slot).await);
+            return Err(rejected(writer, name, error, None, slot).await);
         }
     };
     let object = WrittenObject::GpuNode(Box::new(GpuNodeFacts::of(created)), WriteKind::Create);
@@ -75,18 +75,14 @@ async fn create(writer: &ClusterWriter, name: &str, gpu_node: &GpuNode) -> Resul
     Ok(())
 }
 
-async fn patch_spec(
-    writer: &ClusterWriter,
-    name: &str,
-    resource_version: String,
-    spec: Value,
-) -> Result<(), WriteError> {
+async fn patch_spec(writer: &ClusterWriter, name: &str, version: &str, spec: Value) -> Result<(), WriteError> {
     // With the resourceVersion the API server refuses the patch if the object changed meanwhile.
-    let change = json!({"metadata": {"resourceVersion": resource_version}, "spec": spec});
-    patch(writer, name, change).await
+    let change = json!({"metadata": {"resourceVersion": version}, "spec": spec});
+    patch(writer, name, version, change).await
 }
 
-async fn patch(writer: &ClusterWriter, name: &str, change: Value) -> Result<(), WriteError> {
+/// Sends a patch that was planned for this version.
+async fn patch(writer: &ClusterWriter, name: &str, version: &str, change: Value) -> Result<(), WriteError> {
     let slot = writer.results.reserve().await?;
     // A response that cannot be parsed is no failure to write.
     let gpu_nodes: Api<Lenient<Watched<GpuNode>>> = Api::all(writer.client.clone());
@@ -94,7 +90,7 @@ async fn patch(writer: &ClusterWriter, name: &str, change: Value) -> Result<(), 
         Ok(patched) => patched,
         Err(source) => {
             let error = WriteError::request(format!("patch gpunode {name}"))(source);
-            return Err(rejected(writer, name, error, WriteKind::Update, slot).await);
+            return Err(rejected(writer, name, error, Some(version), slot).await);
         }
     };
     slot.accepted(WorkKind::GpuNode, known(patched, WriteKind::Update));
@@ -111,7 +107,7 @@ async fn delete(writer: &ClusterWriter, name: &str, uid: String, version: String
     let params = DeleteParams::default().preconditions(only_this);
     if let Err(source) = gpu_nodes.delete(name, &params).await {
         let error = WriteError::request(format!("delete gpunode {name}"))(source);
-        return Err(rejected(writer, name, error, WriteKind::Update, slot).await);
+        return Err(rejected(writer, name, error, Some(&version), slot).await);
     }
     let name = name.to_owned();
     slot.accepted(WorkKind::GpuNode, Some(WrittenObject::DeletedGpuNode { name, version }));
@@ -144,7 +140,7 @@ pub async fn write_conditions(
         Ok(patched) => patched,
         Err(source) => {
             let error = WriteError::request(format!("patch status of gpunode {name}"))(source);
-            return Err(rejected(writer, name, error, WriteKind::Update, slot).await);
+            return Err(rejected(writer, name, error, Some(&resource_version), slot).await);
         }
     };
     slot.accepted(WorkKind::GpuNode, known(patched, WriteKind::Update));
@@ -152,16 +148,18 @@ pub async fn write_conditions(
     Ok(())
 }
 
-/// Returns the error of a write that was not accepted. After a lost race the index learns the object as it is now, so
-/// that the next try need not wait for the watch. One read for each try; the queue's pauses after conflicts bound both.
+/// Returns the error of a write that was not accepted. After a lost race the index learns the object as it is now, or
+/// that it is gone, so that the next try need not wait for the watch. One read for each try; the queue's pauses after
+/// conflicts bound both. `planned` is the version that the write was planned for; `None` for a creation.
 async fn rejected(
     writer: &ClusterWriter,
     name: &str,
     error: WriteError,
-    kind: WriteKind,
+    planned: Option<&str>,
     slot: ResultSlot<'_>,
 ) -> WriteError {
-    if !error.is_lost_race() {
+    // A creation that gets 404 lacks the kind.
+    if !error.is_lost_race() && !(error.is_not_found() && planned.is_some()) {
         return error;
     }
     let gpu_nodes: Api<Lenient<Watched<GpuNode>>> = Api::all(writer.client.clone());
@@ -169,9 +167,17 @@ async fn rejected(
     let only_this = ListParams::default().fields(&format!("metadata.name={name}"));
     match gpu_nodes.list(&only_this).await {
         Ok(list) => {
-            let newest = list.items.into_iter().next();
-            if let Some(object) = newest.and_then(|newest| known(newest, kind)) {
-                slot.read(object);
+            let kind = planned.map_or(WriteKind::Create, |_| WriteKind::Update);
+            let object = match (list.items.into_iter().next(), planned) {
+                (Some(newest), _) => known(newest, kind),
+                (None, Some(version)) => Some(WrittenObject::DeletedGpuNode {
+                    name: name.to_owned(),
+                    version: version.to_owned(),
+                }),
+                (None, None) => None,
+            };
+            if let Some(object) = object {
+                slot.read(object, planned);
             }
         }
         // The watch brings the object, too.

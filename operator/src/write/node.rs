@@ -8,11 +8,11 @@ use crate::{
         cluster_writer::{ClusterWriter, patch_params},
         error::WriteError,
         gpu_node::{write_conditions, write_gpu_node},
-        rejected_patch::RejectedPatch,
+        rejected_patch::{RejectedPatch, RereadObject},
         results::ResultSlot,
     },
 };
-use gpunode_plan::GpuNodeChange;
+use gpunode_plan::{GpuNodeChange, PatchBuilder};
 use json_patch::Patch as JsonPatch;
 use k8s_openapi::api::core::v1::Node;
 use kube::{Api, api::Patch};
@@ -78,8 +78,8 @@ async fn patch_node_status(writer: &ClusterWriter, name: &str, patch: Option<Jso
     Ok(())
 }
 
-/// Returns the error of a patch that was not accepted. After a lost race the index learns the node as it is now, so that the next
-/// try need not wait for the watch.
+/// Returns the error of a patch that was not accepted. After a lost race the index learns the node as it is now, or that
+/// it is gone, so that the next try need not wait for the watch.
 async fn rejected(
     nodes: &Api<Watched<Node>>,
     name: &str,
@@ -94,9 +94,14 @@ async fn rejected(
         action,
         source,
     };
-    let (error, newest) = rejected.explain(nodes).await;
-    if let Some(node) = newest {
-        slot.read(written(node));
+    let (error, reread) = rejected.explain(nodes).await;
+    match reread {
+        RereadObject::Unchanged => {}
+        RereadObject::Changed(node) => slot.read(written(node), PatchBuilder::version_of(patch)),
+        RereadObject::Gone { version } => {
+            let name = name.to_owned();
+            slot.read(WrittenObject::DeletedNode { name, version }, None);
+        }
     }
     error
 }

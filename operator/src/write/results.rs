@@ -2,7 +2,7 @@
 
 use crate::{
     index::{
-        cache::WriteKind,
+        cache::{Versioned, WriteKind},
         message::{IndexMessage, WrittenObject},
     },
     metrics::{OperatorMetrics, WorkKind},
@@ -65,8 +65,28 @@ impl ResultSlot<'_> {
         }
     }
 
-    /// Hands an object that was read after a lost race to the index.
-    pub fn read(self, object: WrittenObject) {
+    /// Hands what was read after a lost race to the index: the object, or that it is gone. The write was planned for
+    /// the version `planned`. If that is later than the one that was read, the watch has to list again.
+    pub fn read(self, object: WrittenObject, planned: Option<&str>) {
+        let read = match &object {
+            WrittenObject::Node(node) => Some((Node::plural(&()), node.version())),
+            WrittenObject::GpuNode(gpu_node, _) => Some((GpuNode::plural(&()), gpu_node.version())),
+            _ => None,
+        };
+        if let Some((kind, version)) = read
+            && planned.is_some_and(|planned| is_older(version, planned))
+        {
+            tracing::warn!(%kind, "the API server has an older version than the cache; listing again");
+            self.written.ask_for_list(&kind);
+        }
         self.slot.send(IndexMessage::Written(object));
     }
+}
+
+/// Compares resourceVersions, which grow but for a restore of etcd.
+fn is_older(version: &str, than: &str) -> bool {
+    let number = |version: &str| version.parse::<u64>().ok();
+    number(version)
+        .zip(number(than))
+        .is_some_and(|(version, than)| version < than)
 }

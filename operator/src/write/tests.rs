@@ -183,6 +183,39 @@ fn client_that_knows_better(newest: &Value, reason: &'static str, requests: Requ
     Client::new(service, "ns")
 }
 
+/// A client of an API server that has none of the objects under this path, and refuses the rest.
+fn client_without(path: &'static str, requests: Requests) -> Client {
+    let service = service_fn(move |request: Request<Body>| {
+        let at = request.uri().path().to_owned();
+        let status = |code: u16, reason: &str| {
+            let status = json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "code": code,
+                "reason": reason, "message": "no"});
+            (code, status)
+        };
+        let (code, body) = if !at.contains(path) {
+            status(403, "Forbidden")
+        } else if request.method() == Method::GET {
+            (
+                200,
+                json!({"kind": "List", "apiVersion": "v1", "metadata": {}, "items": []}),
+            )
+        } else {
+            status(404, "NotFound")
+        };
+        requests
+            .lock()
+            .unwrap()
+            .push((request.method().clone(), at, Value::Null));
+        async move {
+            let response = Response::builder()
+                .status(code)
+                .body(Body::from(body.to_string().into_bytes()));
+            Ok::<_, Infallible>(response.unwrap())
+        }
+    });
+    Client::new(service, "ns")
+}
+
 fn policy(spec: &Value) -> GpuNodePolicy {
     let mut policy = GpuNodePolicy::new("p", serde_json::from_value(spec.clone()).unwrap());
     policy.metadata.resource_version = Some("1".to_owned());
@@ -355,6 +388,65 @@ async fn gpu_node_that_was_read_after_a_lost_race_is_what_the_next_write_is_made
         let patched = requests.iter().find(|it| it.1.ends_with("/gpunodes/n")).unwrap();
         assert_eq!(patched.2["metadata"]["resourceVersion"], "7", "{requests:?}");
     }
+}
+
+#[tokio::test]
+async fn older_version_than_the_planned_one_asks_for_a_list() {
+    let node = |version: &str| json!({"metadata": {"name": "n", "uid": "u", "resourceVersion": version}});
+    let gpu_node = |version: &str| {
+        json!({"apiVersion": "gpunode.dev/v1alpha1", "kind": "GpuNode",
+            "metadata": {"name": "n", "uid": "g", "resourceVersion": version}, "spec": {}})
+    };
+    for (version, is_wanted) in [("900", true), ("1100", false)] {
+        let governing = policy(&json!({"nodeSelector": {}, "devicePlugin": {}}));
+        let known = serde_json::from_value::<GpuNode>(gpu_node("1000")).unwrap();
+        let mut scene = Scene::new(503, vec![governing], &node("1"), vec![known]);
+        scene.writer.client = client_that_knows_better(&gpu_node(version), "Conflict", scene.requests.clone());
+        scene.reconcile().await;
+        let written = &scene.writer.results.written;
+        assert_eq!(written.wants_list("gpunodes"), is_wanted, "{version}");
+        assert!(!written.wants_list("nodes"));
+
+        let labels = policy(&json!({"nodeSelector": {}, "labels": {"x": "y"}}));
+        let mut scene = Scene::new(503, vec![labels], &node("1000"), vec![]);
+        scene.writer.client = client_whose_patches_do_not_fit(&node("1000"), version);
+        scene.reconcile().await;
+        let written = &scene.writer.results.written;
+        assert_eq!(written.wants_list("nodes"), is_wanted, "{version}");
+    }
+}
+
+#[tokio::test]
+async fn gpu_node_that_a_write_does_not_find_is_created_by_the_next() {
+    let node = json!({"metadata": {"name": "n", "uid": "u", "resourceVersion": "1"}});
+    let gpu_node = json!({"apiVersion": "gpunode.dev/v1alpha1", "kind": "GpuNode",
+        "metadata": {"name": "n", "uid": "g", "resourceVersion": "2"}, "spec": {}});
+    let governing = policy(&json!({"nodeSelector": {}, "devicePlugin": {}}));
+    let known = vec![serde_json::from_value::<GpuNode>(gpu_node).unwrap()];
+    let mut scene = Scene::new(503, vec![governing], &node, known);
+    scene.writer.client = client_without("/gpunodes", scene.requests.clone());
+    let mut written = Vec::new();
+    for _ in 0..2 {
+        scene.reconcile().await;
+        let requests: Vec<_> = scene.requests.lock().unwrap().drain(..).collect();
+        let of_gpu_node = requests.into_iter().filter(|it| it.1.contains("/gpunodes"));
+        written.push(of_gpu_node.map(|it| it.0).collect::<Vec<_>>());
+    }
+    assert_eq!(written, [vec![Method::PATCH, Method::GET], vec![Method::POST]]);
+}
+
+#[tokio::test]
+async fn node_that_a_write_does_not_find_is_not_written_again() {
+    let node = json!({"metadata": {"name": "n", "uid": "u", "resourceVersion": "1"}});
+    let labels = policy(&json!({"nodeSelector": {}, "labels": {"x": "y"}}));
+    let mut scene = Scene::new(503, vec![labels], &node, vec![]);
+    scene.writer.client = client_without("/nodes", scene.requests.clone());
+    assert_eq!(scene.reconcile().await, WriteResult::Conflict);
+    let key = WorkKey::Node("n".to_owned());
+    let next = scene
+        .index
+        .planned_write(&key, Timestamp::now(), &mut Effects::default());
+    assert!(next.is_none(), "{next:?}");
 }
 
 #[tokio::test]

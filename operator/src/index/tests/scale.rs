@@ -110,7 +110,7 @@ impl LargeFleet {
             self.apply(message(WatchUpdate::ListPage(page)));
             self.tell(|| format!("{first} of {count} objects are read"));
         }
-        self.apply(message(WatchUpdate::ListCompleted));
+        self.apply(message(WatchUpdate::ListCompleted(None)));
     }
 
     fn policies(&mut self, round: usize) -> Vec<GpuNodePolicy> {

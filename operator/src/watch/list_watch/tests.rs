@@ -191,7 +191,10 @@ fn short(update: &WatchUpdate<Seen>) -> String {
         WatchUpdate::ListStarted => "started".to_owned(),
         WatchUpdate::ListPage(page) => format!("page of {}", page.len()),
         WatchUpdate::ListKept(name) => format!("kept {name}"),
-        WatchUpdate::ListCompleted => "completed".to_owned(),
+        WatchUpdate::ListCompleted(version) => {
+            assert!(version.as_ref().is_some_and(|version| !version.is_empty()));
+            "completed".to_owned()
+        }
         WatchUpdate::Applied(object) => format!("applied {} {}", object.0, object.1),
         WatchUpdate::Deleted(object) => format!("deleted {} {}", object.name, object.version),
     }
@@ -316,7 +319,7 @@ async fn server_without_streaming_lists_is_asked_for_pages() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn list_begins_again_when_its_token_expires() {
+async fn list_begins_again_with_larger_pages_when_its_token_expires() {
     let mut expired = 0;
     let (watched, _) = watch_nodes(Duration::from_secs(10), move |query| {
         Some(match query {
@@ -326,7 +329,7 @@ async fn list_begins_again_when_its_token_expires() {
                 expired += 1;
                 refused(410)
             }
-            _ if query.contains("continue=c1") => page(50, ""),
+            _ if query.contains("limit=500") => page(250, ""),
             _ => page(100, "c1"),
         })
     })
@@ -338,11 +341,27 @@ async fn list_begins_again_when_its_token_expires() {
             "page of 100",
             "started",
             "page of 100",
+            "page of 100",
             "page of 50",
             "completed"
         ]
     );
-    assert_eq!(watched.seconds(), [0; 6]);
+    assert_eq!(watched.seconds(), [0; 5]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn token_that_leads_to_itself_begins_the_list_again_after_a_pause() {
+    let (watched, _) = watch_nodes(Duration::from_secs(10), |query| {
+        Some(if is_stream_list(query) {
+            refused(422)
+        } else {
+            page(100, "c1")
+        })
+    })
+    .await;
+    // 0, 1, 3 and 7 s, or up to a fifth later: the first page, and the one that the token leads to.
+    assert_eq!(watched.queries.len(), 1 + 4 * 2, "{:?}", watched.seconds());
+    assert_eq!(watched.updates, [["started", "page of 100"]; 4].concat());
 }
 
 #[tokio::test(start_paused = true)]
@@ -423,7 +442,9 @@ async fn busy_server_is_left_alone_for_as_long_as_it_asks() {
         })
     })
     .await;
-    assert_eq!(watched.seconds(), [0, 20]);
+    // Up to a fifth later.
+    assert_eq!((watched.queries.len(), watched.seconds()[0]), (2, 0));
+    assert!((20..=24).contains(&watched.seconds()[1]), "{:?}", watched.seconds());
 }
 
 #[tokio::test(start_paused = true)]
@@ -532,7 +553,7 @@ async fn silent_connection_is_given_up_after_70_seconds_and_told_after_80() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn server_without_bookmarks_costs_a_request_each_70_seconds_and_is_no_failure() {
+async fn server_without_bookmarks_costs_a_request_each_70_seconds_and_a_list_each_nine_minutes() {
     let (watched, has_failed) = watch_nodes(Duration::from_mins(10), |query| {
         Some(if is_watch(query) {
             ok(vec![Part::Hang])
@@ -541,12 +562,81 @@ async fn server_without_bookmarks_costs_a_request_each_70_seconds_and_is_no_fail
         })
     })
     .await;
-    assert_eq!(watched.updates, ["started", "page of 1", "completed"]);
+    let list = ["started", "page of 1", "completed"];
+    assert_eq!(watched.updates, [list, list].concat());
     assert_eq!(watched.queries.len(), 1 + 8, "{:?}", watched.seconds());
     assert!(
-        watched.queries[1..]
+        watched.queries[1..8]
             .iter()
             .all(|(_, query)| query.ends_with("resourceVersion=7"))
+    );
+    assert_eq!(watched.seconds()[8], 560);
+    assert!(is_stream_list(&watched.queries[8].1), "{:?}", watched.queries);
+    assert!(!has_failed);
+}
+
+#[tokio::test(start_paused = true)]
+async fn write_that_finds_an_older_version_leads_to_a_list_with_the_next_line_or_silence() {
+    for is_silent in [false, true] {
+        let (queries, written) = (Queries::default(), WrittenVersions::default());
+        let client = client(&queries, move |_| {
+            Some(listed(if is_silent {
+                vec![Part::Hang]
+            } else {
+                vec![
+                    Part::Wait(Duration::from_secs(20)),
+                    event("MODIFIED", "n", 8),
+                    Part::Hang,
+                ]
+            }))
+        });
+        let (messages, _updates) = mpsc::channel(1024);
+        let watch = ListWatch::new::<Lenient<Node>>(client, &(), None).skipping(&written);
+        let outputs = WatchOutputs {
+            messages: &messages,
+            message: identity,
+            health: None,
+        };
+        let mut work = pin!(watch.run(read, outputs));
+        assert!(timeout(Duration::from_secs(10), &mut work).await.is_err());
+        written.ask_for_list("nodes");
+        assert!(timeout(Duration::from_secs(65), &mut work).await.is_err());
+        let queries = queries.lock().unwrap();
+        let seconds: Vec<_> = queries.iter().map(|(time, _)| time.as_secs()).collect();
+        assert_eq!(seconds, [0, if is_silent { 70 } else { 20 }]);
+        assert!(queries.iter().all(|(_, query)| is_stream_list(query)));
+    }
+}
+
+/// An etcd that was restored to an older revision: the version lies in the future, and the API server waits for it.
+#[tokio::test(start_paused = true)]
+async fn watch_that_is_accepted_and_brings_nothing_is_listed_again_after_140_seconds() {
+    let mut lists = 0;
+    let (watched, has_failed) = watch_nodes(Duration::from_secs(230), move |query| {
+        Some(if is_watch(query) {
+            ok(vec![Part::Hang])
+        } else {
+            lists += 1;
+            let minute = Part::Wait(Duration::from_mins(1));
+            listed(if lists == 1 {
+                vec![minute, bookmark(900)]
+            } else {
+                vec![event("MODIFIED", "n", 8), Part::Hang]
+            })
+        })
+    })
+    .await;
+    assert_eq!(watched.seconds(), [0, 60, 130, 200]);
+    assert!(
+        watched.queries[1..3]
+            .iter()
+            .all(|(_, query)| query.ends_with("resourceVersion=900")),
+        "{:?}",
+        watched.queries
+    );
+    assert_eq!(
+        watched.updates[3..],
+        ["started", "page of 1", "completed", "applied n 8"]
     );
     assert!(!has_failed);
 }
