@@ -159,7 +159,8 @@ async fn rejected(
     slot: ResultSlot<'_>,
 ) -> WriteError {
     // A creation that gets 404 lacks the kind.
-    if !error.is_lost_race() && !(error.is_not_found() && planned.is_some()) {
+    let may_be_gone = error.is_not_found() && planned.is_some();
+    if !error.is_lost_race() && !may_be_gone {
         return error;
     }
     let gpu_nodes: Api<Lenient<Watched<GpuNode>>> = Api::all(writer.client.clone());
