@@ -1,17 +1,30 @@
 //! Selection of the GPUs and MIG devices of a resource.
 
+use crate::mig_layout::{MAX_GROUPS, MigGroup};
 use kube::KubeSchema;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+/// Refusal of a layout whose instances nobody could get.
+pub(crate) const LAYOUT_WITHOUT_STRATEGY: &str = "mig.layout creates instances, which mig.strategy None does not advertise; set \
+    mig.strategy to Single or Mixed, or disabled in each group";
+
 /// Use of MIG devices.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
+#[x_kube(validation = Rule::new("self.strategy != 'None' || !has(self.layout) || self.layout.all(g, has(g.disabled))")
+    .message(LAYOUT_WITHOUT_STRATEGY).field_path(".layout"))]
 pub struct MigConfig {
     /// `None` ignores MIG and advertises each GPU whole. `Single` advertises the MIG devices of a GPU in its place,
     /// under the same name; all devices of a resource must be equal. `Mixed` advertises MIG devices beside whole GPUs,
     /// as `nvidia.com/mig-PROFILE` unless an entry of `resources` selects them.
     pub strategy: MigStrategy,
+
+    /// MIG mode and GPU instances by group of GPUs. A GPU belongs to the first group that selects it; a GPU of no group
+    /// stays as it is. gpunode changes a GPU only once no pod and no process uses what has to go.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = MAX_GROUPS))]
+    pub layout: Vec<MigGroup>,
 }
 
 /// MIG strategies, with the names of NVIDIA's device plugin.

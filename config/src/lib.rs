@@ -9,6 +9,7 @@
 //! | `agent_config` | the configuration and its resources |
 //! | `device_list` | ways in which containers get their devices |
 //! | `device_selector` | selection of GPUs and MIG devices, MIG strategy |
+//! | `mig_layout` | layouts of MIG instances |
 //! | `allocation` | policies that choose a container's GPUs |
 //! | `sharing` | time slicing, memory units and MPS |
 //! | `health` | rules for XIDs and recovery |
@@ -29,6 +30,7 @@ mod health;
 mod host_path;
 mod load;
 mod memory;
+mod mig_layout;
 mod sharing;
 mod validate;
 
@@ -42,5 +44,6 @@ pub use health::{HealthRules, IgnorableFault, Recovery};
 pub use host_path::{DriverRootList, HostPath, HostPathError};
 pub use load::{LoadError, MAX_DOCUMENT_BYTES, load, nearest_name, unknown_field_message};
 pub use memory::{MEMORY_RULE, MemoryMiB};
+pub use mig_layout::{MigGpuSelector, MigGroup};
 pub use sharing::{DeviceReplicas, Placement, Sharing, SharingStrategy};
 pub use validate::{FieldProblem, is_dns_subdomain, is_name_part};

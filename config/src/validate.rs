@@ -8,11 +8,13 @@
 //! | `device_list` | ways in which containers get their devices |
 //! | `devices` | bounds and formats of a device selector |
 //! | `sharing` | fields of sharing by strategy, and their bounds |
+//! | `mig` | layouts of MIG instances |
 //! | `health` | lists of faults and XIDs |
 
 mod device_list;
 mod devices;
 mod health;
+mod mig;
 mod name_syntax;
 mod problem;
 mod resource_name;
@@ -31,6 +33,9 @@ impl AgentConfig {
         device_list::validate(self, &mut problems);
         if let Some(health) = &self.health {
             health::validate("health", health, &mut problems);
+        }
+        if let Some(mig) = &self.mig {
+            mig::validate(mig, &mut problems);
         }
         if self.resources.len() > 32 {
             problems.push(FieldProblem::new(

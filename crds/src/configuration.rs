@@ -2,6 +2,7 @@
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::KubeSchema;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Maximum length of `spec.step.failed`, in characters.
@@ -23,6 +24,36 @@ pub struct ConfigurationStep {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = MAX_FAILED_MESSAGE))]
     pub failed: Option<String>,
+}
+
+/// Change on a node that disturbs it, beside the node's turn in a rollout: the operator tells the agent when to prepare it
+/// and when to carry it out.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct DisruptiveChange {
+    /// `Prepare` withdraws the devices that have to become free. `Approved` lets the agent change MIG.
+    pub state: ChangeState,
+    /// Hash of the configuration that needs the change. It is void for any other one.
+    #[schemars(length(max = 64))]
+    pub hash: String,
+    /// Time at which `state` was set. The agent repeats it in `status.finishedChange`, so no two changes of a node have the
+    /// same.
+    #[schemars(schema_with = "crate::conditions::time")]
+    pub since: Time,
+}
+
+/// States of a disruptive change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[schemars(description = "")]
+pub enum ChangeState {
+    /// The agent withdraws the devices that have to become free, and lets nobody have them.
+    Prepare,
+    /// The agent may carry the change out.
+    Approved,
+    /// A state that this version does not know: it approves nothing.
+    #[serde(other)]
+    #[schemars(skip)]
+    Unknown,
 }
 
 /// Configuration document for the agent.

@@ -1,7 +1,7 @@
 //! Hardware in `GpuNode.status.gpus`: GPUs, their MIG devices and the links between them. No number is negative; the schema
 //! has the signed types that Kubernetes asks for.
 
-use crate::DeviceHealth;
+use crate::{DeviceHealth, MigStatus};
 use gpunode_config::Architecture;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::KubeSchema;
@@ -72,6 +72,9 @@ pub struct GpuDevice {
         deserialize_with = "crate::newer_value::known_or_none"
     )]
     pub mig_mode: Option<MigMode>,
+    /// Progress of the GPU towards the layout of the configuration; absent if the configuration has none for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mig: Option<MigStatus>,
     /// MIG devices of the GPU, ordered by instance.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64))]

@@ -4,8 +4,8 @@
 #![allow(clippy::duplicated_attributes, reason = "each printer column has a type and a path")]
 
 use crate::{
-    Configuration, ConfigurationStep, GpuDevice, Holder, MAX_DEVICES, MpsDaemon, RejectedConfiguration, ResourceStatus,
-    RuntimeStatus, Vgpu, WaitingDevice,
+    Configuration, ConfigurationStep, DisruptiveChange, GpuDevice, Holder, MAX_DEVICES, MpsDaemon,
+    RejectedConfiguration, ResourceStatus, RuntimeStatus, Vgpu, WaitingDevice,
 };
 use gpunode_config::MigStrategy;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
@@ -73,6 +73,10 @@ pub struct GpuNodeSpec {
     /// `status.finishedStep` is its `startedAt`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub step: Option<ConfigurationStep>,
+
+    /// Change of the node that disturbs it, once it may begin. Over once `status.finishedChange` is its `since`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub change: Option<DisruptiveChange>,
 
     /// Tells the agents of the node to release its GPUs because the driver is being replaced: they advertise no device
     /// as healthy and keep no session with the driver. Set from the node's labels (`docs/health.md`).
@@ -190,6 +194,11 @@ pub struct GpuNodeStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "crate::conditions::optional_time")]
     pub finished_step: Option<Time>,
+
+    /// `spec.change.since` of the last change that the agent finished: nothing that it approved is left to do.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "crate::conditions::optional_time")]
+    pub finished_change: Option<Time>,
 
     /// Configuration that the agent rejected. The previous configuration stays in force.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -14,6 +14,7 @@
 //! | `gpu_node` | `GpuNode`: spec and status |
 //! | `configuration` | configuration of an agent, and its turn in a rollout |
 //! | `gpu_device` | GPUs, MIG devices and links in the status of a node |
+//! | `mig_status` | layout of MIG instances on a GPU |
 //! | `health` | health of a device |
 //! | `resources` | advertised resources, holders and waiting devices |
 //! | `runtime_status` | the container runtime, CDI and SELinux of a node |
@@ -36,6 +37,7 @@ mod keys;
 mod label_map;
 mod line_break;
 mod manifest;
+mod mig_status;
 mod name_list;
 mod newer_value;
 mod policy;
@@ -48,7 +50,9 @@ mod selector;
 mod taint;
 mod untimed_condition;
 
-pub use configuration::{Configuration, ConfigurationStep, MAX_FAILED_MESSAGE, RejectedConfiguration};
+pub use configuration::{
+    ChangeState, Configuration, ConfigurationStep, DisruptiveChange, MAX_FAILED_MESSAGE, RejectedConfiguration,
+};
 pub use gpu_device::{
     Fabric, GpuDevice, GpuLink, GpuMode, LastXid, LinkLevel, MigDevice, MigEngines, MigMode, MigSlices, Vgpu,
 };
@@ -62,6 +66,7 @@ pub use keys::{
 };
 pub use line_break::wrapped;
 pub use manifest::{Manifest, ManifestError, manifests};
+pub use mig_status::{MAX_LAYOUT_TEXT, MAX_MIG_MESSAGE, MigPhase, MigReason, MigStatus};
 pub use name_list::{named, plural};
 pub use policy::{GpuNodePolicy, GpuNodePolicySpec, OnConflict, PolicyMode};
 pub use policy_status::{

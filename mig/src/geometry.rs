@@ -1,6 +1,7 @@
 //! Slices and profiles of one GPU, and instances on them.
 
 use crate::profile::{GpuInstanceProfile, SlicePlacement};
+use serde::{Deserialize, Serialize};
 
 /// Slices and profiles of one GPU: from its board's table, or from NVML.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -14,7 +15,7 @@ pub struct MigGeometry {
 }
 
 /// A GPU instance and its place.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct PlacedInstance {
     /// Its memory slices. First, so that instances are ordered by place.
     pub placement: SlicePlacement,

@@ -1,7 +1,9 @@
 //! Profiles of GPU instances, and the slices that they may take.
 
+use serde::{Deserialize, Serialize};
+
 /// A range of memory slices, as `nvmlGpuInstancePlacement_t`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct SlicePlacement {
     /// First memory slice, from 0.
     pub start: u32,

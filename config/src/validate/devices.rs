@@ -16,6 +16,16 @@ fn is_uuid(uuid: &str) -> bool {
     digits.is_some_and(is_hex)
 }
 
+/// Returns true for the UUID of a GPU.
+pub fn is_gpu_uuid(uuid: &str) -> bool {
+    uuid.len() <= 64 && uuid.starts_with("GPU-") && is_uuid(uuid)
+}
+
+/// Adds the problems of globs for products at `path`.
+pub fn validate_products(path: &str, globs: Option<&[String]>, problems: &mut Vec<FieldProblem>) {
+    validate_globs(path, PRODUCT, globs, problems);
+}
+
 /// Adds the problems of the selector at `path`.
 pub fn validate(path: &str, devices: &DeviceSelector, problems: &mut Vec<FieldProblem>) {
     if *devices == DeviceSelector::default() {
@@ -42,12 +52,7 @@ pub fn validate(path: &str, devices: &DeviceSelector, problems: &mut Vec<FieldPr
             ));
         }
     }
-    validate_globs(
-        &format!("{path}.products"),
-        PRODUCT,
-        devices.products.as_deref(),
-        problems,
-    );
+    validate_products(&format!("{path}.products"), devices.products.as_deref(), problems);
     validate_globs(
         &format!("{path}.migProfiles"),
         MIG_PROFILE,

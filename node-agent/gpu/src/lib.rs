@@ -11,6 +11,7 @@
 //! | `choice` | the best set of GPUs for a container, by their links |
 //! | `allocator` | who holds what, what is advertised, what a container gets |
 //! | `health` | faults of devices and the evidence that ends them |
+//! | `mig` | layouts of MIG instances: from what is there to what is wanted |
 //! | `injection` | decides if containers get the GPUs that the kubelet allocates |
 //! | `diagnosis` | findings about a node, with what to do |
 
@@ -21,6 +22,7 @@ mod diagnosis;
 mod hardware;
 mod health;
 mod injection;
+mod mig;
 mod sharing;
 
 pub use allocator::{
@@ -45,4 +47,8 @@ pub use health::{
     RunId, describe_xid, recovery_request,
 };
 pub use injection::{InjectionWays, injection, unread_cdi_file};
+pub use mig::{
+    AttemptResult, ChangeRecord, ComputeInstance, GpuInstance, GpuLayout, GpuMigState, GpuVirtualization, MigAttempt,
+    MigFailure, MigRecord, MigStep, MigWork, WorkKind, next_step,
+};
 pub use sharing::{AdvertisedResource, AdvertisedShare, Assignment, DeviceSharing, device_of};

@@ -25,6 +25,7 @@ pub fn device(gpu: &gpu::Gpu, node_health: &NodeHealth) -> GpuDevice {
         last_xid: last_xid(node_health, &gpu.uuid),
         missing_since: None,
         mig_mode: gpu.mig_mode,
+        mig: None,
         mig_devices: mig_devices(gpu, node_health),
         links: gpu.links.clone(),
     }

@@ -72,6 +72,7 @@ pub fn status(identity: &AgentIdentity, inputs: StatusInputs<'_>) -> GpuNodeStat
         resources,
         holders: snapshot.holders.iter().take(MAX_HOLDERS).map(holder).collect(),
         holders_truncated: snapshot.holders.len() > MAX_HOLDERS,
+        finished_change: None,
         waiting: snapshot.pending_changes.iter().take(MAX_DEVICES).map(waiting).collect(),
         mps_daemons: snapshot.daemons.iter().take(MAX_DEVICES).cloned().collect(),
         config_hash: in_force.and_then(|in_force| Some(in_force.accepted.as_ref()?.hash.clone())),

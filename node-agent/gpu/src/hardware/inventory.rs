@@ -1,6 +1,7 @@
 //! The GPUs of a node, their MIG devices and links.
 
 use super::product::product_label;
+use crate::mig::GpuMigState;
 use gpunode_config::Architecture;
 use gpunode_crds::{Fabric, GpuLink, GpuMode, MigDevice, MigEngines, MigMode, MigSlices};
 
@@ -40,6 +41,8 @@ pub struct Gpu {
     pub fabric: Option<FabricRegistration>,
     /// MIG mode; absent if the GPU has no MIG.
     pub mig_mode: Option<MigMode>,
+    /// Its mode, instances and profiles; absent if the GPU has no MIG, or no configuration asks for layouts.
+    pub mig_state: Option<GpuMigState>,
     /// Its MIG devices, ordered by index.
     pub mig_devices: Vec<MigInstance>,
     /// Links to the other GPUs of the node, ordered by index.

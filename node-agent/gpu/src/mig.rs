@@ -1,0 +1,22 @@
+//! MIG layouts of the GPUs of a node: what is there, what the configuration wants, and the way from one to the other
+//! (`docs/adr/0017-mig-layouts.md`).
+//!
+//! | module | what it does |
+//! |---|---|
+//! | `gpu_state` | mode and instances of a GPU, as the driver shows them |
+//! | `gpu_layout` | mode and instances of a GPU, as they are wanted or were before |
+//! | `step` | the next call of the driver on the way to a layout |
+//! | `work` | work on a GPU, and its result |
+//! | `record` | what is known of a GPU's layout after a restart of the agent or of the node |
+
+mod gpu_layout;
+mod gpu_state;
+mod record;
+mod step;
+mod work;
+
+pub use gpu_layout::GpuLayout;
+pub use gpu_state::{ComputeInstance, GpuInstance, GpuMigState, GpuVirtualization};
+pub use record::{ChangeRecord, MigFailure, MigRecord};
+pub use step::{MigStep, next_step};
+pub use work::{AttemptResult, MigAttempt, MigWork, WorkKind};

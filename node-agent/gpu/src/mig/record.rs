@@ -1,0 +1,54 @@
+//! What is known of a GPU's layout after a restart of the agent or of the node. The agent saves it.
+
+use super::GpuLayout;
+use crate::RunId;
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+/// Record of one GPU.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct MigRecord {
+    /// Boot and driver load in which `applied` was last seen on the GPU.
+    pub run: RunId,
+    /// Last layout that the GPU had; a reboot makes it again.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub applied: Option<GpuLayout>,
+    /// Change under way. It is saved before the first call of the driver, and removed once the GPU has the layout, or the one
+    /// from before again.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub change: Option<ChangeRecord>,
+    /// Attempts with the configuration of this hash that failed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub failure: Option<MigFailure>,
+}
+
+/// Change of a GPU under way.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ChangeRecord {
+    /// Hash of the configuration that wants it.
+    pub hash: String,
+    /// Layout from before.
+    pub before: GpuLayout,
+    /// Layout that the GPU gets.
+    pub wanted: GpuLayout,
+    /// True once the change goes back to `before`.
+    pub rolls_back: bool,
+}
+
+/// Failed attempts.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct MigFailure {
+    /// Hash of the configuration.
+    pub hash: String,
+    /// Number of attempts.
+    pub attempts: u32,
+    /// Time of the last one.
+    pub at: Timestamp,
+    /// The driver's answer.
+    pub message: String,
+    /// True if the layout from before is back.
+    pub rolled_back: bool,
+}
