@@ -483,3 +483,31 @@ async fn no_request_goes_out_before_the_index_has_a_place_for_its_result() {
     timeout(Duration::from_secs(1), work).await.unwrap();
     assert_eq!(scene.requests.lock().unwrap().len(), 1);
 }
+
+#[tokio::test]
+async fn approval_leaves_nothing_of_the_change_before() {
+    let governing = policy(
+        &json!({"nodeSelector": {}, "devicePlugin": {"mig": {"strategy": "Mixed", "layout": [{"preset": "all-balanced"}]}}}),
+    );
+    let hash = gpunode_config::ConfigDocument::of(governing.spec.device_plugin.as_ref().unwrap());
+    let config = json!({"policy": "p", "version": 1, "hash": hash.hash, "document": hash.text});
+    let object = json!({"apiVersion": "gpunode.dev/v1alpha1", "kind": "GpuNode",
+        "metadata": {"name": "n", "uid": "g", "resourceVersion": "2",
+            "ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": "n", "uid": "u"}]},
+        "spec": {"config": config, "change": {"state": "Prepare", "hash": "another", "since": "2026-01-01T00:00:00Z"}}});
+    let node = json!({"metadata": {"name": "n", "uid": "u", "resourceVersion": "1"}});
+    let mut scene = Scene::new(
+        403,
+        vec![governing],
+        &node,
+        vec![serde_json::from_value(object).unwrap()],
+    );
+    scene.reconcile().await;
+    let requests = scene.requests.lock().unwrap();
+    let body = requests
+        .iter()
+        .find(|it| it.1.ends_with("/gpunodes/n"))
+        .map(|it| it.2.clone());
+    let expected = json!({"metadata": {"resourceVersion": "2"}, "spec": {"step": null, "change": null}});
+    assert_eq!(body, Some(expected), "{requests:?}");
+}

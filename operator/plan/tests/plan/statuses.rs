@@ -168,6 +168,7 @@ fn devices_that_wait_for_their_holders_are_named_and_do_not_hold_ready() {
         node: "b".to_owned(),
         device: "GPU-1".to_owned(),
         pods: vec!["ns/job".to_owned()],
+        message: None,
     };
     let mut tally = PolicyTally::default();
     tally.add("a", &PolicyOutcome::Ready.into());
