@@ -151,7 +151,7 @@ pub fn devices_waiting(devices: usize, nodes: usize, first: &NodeWaiting) -> Str
 pub fn in_force(waiting: usize, old: i32, lost: i32, overridden: Option<(&str, &str)>, counts: &NodeCounts) -> String {
     let waiting = match waiting {
         0 => String::new(),
-        nodes => format!("; on {nodes} of them, devices wait for the pods that hold them"),
+        nodes => format!("; on {nodes} of them, devices wait, as condition Waiting says"),
     };
     // Tells no nodes: which agents are old is not known.
     let old = match old {
@@ -249,12 +249,12 @@ mod tests {
         );
         assert_eq!(
             in_force(1, 0, 1, Some(("n", "label a by policy p (priority 1)")), &COUNTS),
-            "in force on 1 of 4 matched nodes; on 1 of them, devices wait for the pods that hold them; overridden on 2 \
+            "in force on 1 of 4 matched nodes; on 1 of them, devices wait, as condition Waiting says; overridden on 2 \
              nodes, first on n: label a by policy p (priority 1)"
         );
         assert_eq!(
             in_force(1, 2, 0, None, &COUNTS),
-            "in force on 2 of 4 matched nodes; on 1 of them, devices wait for the pods that hold them; 2 agents are not updated"
+            "in force on 2 of 4 matched nodes; on 1 of them, devices wait, as condition Waiting says; 2 agents are not updated"
         );
     }
 }

@@ -181,7 +181,7 @@ fn devices_that_wait_for_their_holders_are_named_and_do_not_hold_ready() {
     );
     let status = policy_status(policies.get("p").unwrap(), &tally, &AgentUpdate::default(), None, now());
     let ready =
-        "Ready=True InForce: in force on 2 of 2 matched nodes; on 1 of them, devices wait for the pods that hold them";
+        "Ready=True InForce: in force on 2 of 2 matched nodes; on 1 of them, devices wait, as condition Waiting says";
     assert_eq!(
         (conditions(&status)[0].as_str(), status.waiting),
         (ready, vec![waiting])
