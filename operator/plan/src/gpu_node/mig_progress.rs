@@ -9,7 +9,7 @@
 //! | `AwaitingApproval` | updating | pending, and changing once it is approved |
 //! | `Applying` | updating | changing |
 //! | `RebootRequired` | failed | changing if it was approved, without a deadline |
-//! | `Failed` | failed | stopped if it was approved |
+//! | `Failed`, or `Blocked` after the driver's errors | failed | stopped if it was approved |
 
 use crate::{
     gpu_node::progress_messages::{gpus_have_phase, gpus_have_problem},
@@ -38,7 +38,13 @@ pub fn has_phase(status: &GpuNodeStatus, phase: MigPhase) -> bool {
 
 /// Describes the first GPU whose change failed; none if no change did.
 pub fn failed_change(status: &GpuNodeStatus) -> Option<String> {
-    problem(status, |mig| mig.phase == MigPhase::Failed)
+    problem(status, is_failed)
+}
+
+/// A change that is not tried again is as much a failure as one that is.
+fn is_failed(mig: &MigStatus) -> bool {
+    let has_ended = matches!(mig.reason, Some(MigReason::RolledBack | MigReason::DriverError));
+    mig.phase == MigPhase::Failed || (mig.phase == MigPhase::Blocked && has_ended)
 }
 
 /// Describes the GPUs that an approval has not brought to their layout.

@@ -89,9 +89,10 @@ pub fn rollout_stage(governing: &Policy, context: NodeContext<'_>) -> Option<(Ro
     let (outcome, recheck) = outcome_of(assigned, deadline, context);
     let is_desired = *current == desired;
     let is_approved = gpu_node.unfinished_approval().is_some();
+    let has_failed_gpu = context.status().and_then(failed_change).is_some();
     // A recorded failure lasts, whatever becomes of the node: the configuration is as bad as it was.
     if is_desired
-        && (outcome != PolicyOutcome::Ready || is_approved)
+        && (outcome != PolicyOutcome::Ready || is_approved || has_failed_gpu)
         && let Some(why) = recorded_failure(gpu_node, &current.hash)
     {
         return Some((RolloutStage::Stopped(why), None));

@@ -200,6 +200,10 @@ fn change_that_fails_stops_the_rollout_until_it_is_done() {
             );
         }
     }
+    report(&mut world, &["Applied", "Blocked/RolledBack"]);
+    for world in [world.clone(), finished(world.clone())] {
+        assert_eq!(stage(&world, 600), stop, "the agent gives up");
+    }
     report(&mut world, &["Applied", "Applied"]);
     let done = plan(&finished(world.clone()), divided(""), 600);
     assert_eq!(done.stage, Some(RolloutStage::Done));
@@ -444,16 +448,18 @@ fn obstacles_that_may_pass_wait_with_their_message_and_others_fail() {
         assert_eq!(waiting(&world), [expected], "{reason}");
         assert_eq!(waiting(&down(world)), [], "{reason}");
     }
-    for reason in ["DoesNotFit", "ModePending", "RolledBack", "MigManager", "DriverError"] {
+    for (reason, told) in [
+        ("DoesNotFit", Reason::MigBlocked),
+        ("ModePending", Reason::MigBlocked),
+        ("MigManager", Reason::MigBlocked),
+        ("RolledBack", Reason::MigFailed),
+        ("DriverError", Reason::MigFailed),
+    ] {
         let phase = format!("Blocked/{reason}");
         let world = world(&[&phase, &phase]);
         let message = "GPU 0: is Blocked; so with 1 more GPU";
         let plan = plan(&world, divided(""), 1);
-        assert_eq!(
-            plan.outcomes["p"],
-            PolicyOutcome::failed(Reason::MigBlocked, message),
-            "{reason}"
-        );
+        assert_eq!(plan.outcomes["p"], PolicyOutcome::failed(told, message), "{reason}");
         assert_eq!(plan.stage, Some(RolloutStage::Done), "it serves its pods");
         assert_eq!(waiting(&world), [], "{reason}");
     }
