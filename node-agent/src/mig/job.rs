@@ -318,3 +318,6 @@ fn leaving_instances<'a>(state: &'a GpuMigState, layout: &GpuLayout) -> impl Ite
     };
     state.instances.iter().filter(move |instance| !stays(instance))
 }
+
+#[cfg(test)]
+mod tests;
