@@ -44,6 +44,13 @@ impl Lab {
                     );
                 }
             }
+            eventually(&format!("nobody reports a layout of {node}"), LIMIT, || {
+                let object = lab.get(&["gpunode", node])?;
+                let gpus = object["status"]["gpus"].as_array().into_iter().flatten();
+                let layouts: Vec<&Value> = gpus.map(|gpu| &gpu["mig"]).filter(|mig| !mig.is_null()).collect();
+                ensure!(layouts.is_empty(), "its status has {layouts:?}");
+                Ok(())
+            })?;
         }
         Ok(lab)
     }

@@ -56,7 +56,7 @@ fn end(lab: &Lab, apps: &[&str]) -> Result<()> {
     lab.kubectl(&[&command[..], apps].concat()).map(drop)
 }
 
-/// Opens the nodes of its two instances in a container, of which no other node has the number.
+/// Checks that a container has the nodes of a GPU instance and of its compute instance, and may open them.
 fn opens_its_instances(lab: &Lab, pod: &str) -> Result<()> {
     let nodes = lab.device_nodes(pod)?;
     let own: Vec<&String> = nodes.iter().filter(|path| path.contains("nvidia-cap")).collect();
@@ -73,7 +73,7 @@ fn opens_its_instances(lab: &Lab, pod: &str) -> Result<()> {
 fn a_node_goes_from_whole_gpus_to_mixed_to_single_and_back_with_pods_on_each() -> Result<()> {
     let lab = Lab::enter_undivided()?;
     let gpus: BTreeSet<String> = lab.gpu_uuids(MIG_A100)?.into_iter().collect();
-    lab.put_layout(MIG_A100, "{}")?;
+    lab.apply(&samples::sharing(MIG_A100, "{}"))?;
     lab.await_allocatable(MIG_A100, GPU, 3)?;
     run(&lab, "whole", GPU, &gpus)?;
     end(&lab, &["whole"])?;
