@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# `make test`: everything that CI runs. Builds first, then runs tests on three clusters side by side, and all others beside them:
+# `make test`: everything that CI runs. Builds first, then runs tests on four clusters side by side, and all others beside them:
 # most tests wait most of the time. Ends with the number of tests.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -20,24 +20,26 @@ needed "build of Kubernetes, gpunode and images" make kubernetes images
 stage "lint" make lint
 needed "build of the tests" build_tests --message-format=json-render-diagnostics
 
-clusters="e2e e2e-agents e2e-removal"
+clusters="e2e e2e-agents e2e-removal e2e-mig"
 # Modules of tests/e2e/tests/cluster by their cluster; those that are not named here run on the first. Each takes as long as the
 # others, so that nobody waits for the last.
 on_agents="contention:: evicted:: health:: inside_containers:: kills:: memory:: mps:: policy_hand_over:: rejected:: release:: startup_taint:: switching:: unhealthy_taint::"
 on_removal="dra:: staying_up::"
+# Those of another cluster: tests/e2e/mig.yaml.
+on_mig="mig_layout::"
 
 on_cluster() { # TARGET [FILTER...]
   program "$1" --ignored --test-threads=1 "${@:2}"
 }
-start() { # a cluster with gpunode
+start() { # CLUSTER-FILE: a cluster with gpunode
   # Tests beside it judge an agent by the second, so they go before the programs of a cluster.
-  nice -n 5 target/release/gpunode-cluster up --name "$GPUNODE_E2E_CLUSTER" --cluster tests/e2e/cluster.yaml
+  nice -n 5 target/release/gpunode-cluster up --name "$GPUNODE_E2E_CLUSTER" --cluster "tests/e2e/$1"
   tests/cluster/install-gpunode.sh "$GPUNODE_E2E_CLUSTER"
 }
 
 e2e() {
   local others=() module
-  for module in $on_agents $on_removal; do others+=(--skip "$module"); done
+  for module in $on_agents $on_removal $on_mig; do others+=(--skip "$module"); done
   GPUNODE_TEST_KUBECONFIG=$PWD/target/cluster/e2e/admin.kubeconfig stage "manifests at an API server" program api_server --ignored
   # Before anything is left behind that goes minutes later, for which it would have to wait.
   stage "an unchanged world" on_cluster cluster quiet::
@@ -57,6 +59,10 @@ e2e_removal() {
   stage "a DRA driver: its GPUs" on_cluster cluster dra::gpus_of_a_dra_driver
   stage "agents that are replaced" on_cluster cluster staying_up::
   stage "a DRA driver that goes" on_cluster cluster dra::gpus_without_a_dra_driver
+}
+e2e_mig() {
+  # shellcheck disable=SC2086 # several filters
+  stage "MIG layouts" on_cluster cluster $on_mig
 }
 # A control plane without kubelets, whose operators are processes.
 fleet() {
@@ -89,9 +95,9 @@ beside() { # NAME FUNCTION
   { "$2" 2>&1 | sed -u "s/^/[$1] /"; } &
   pids+=($!)
 }
-lane() { # CLUSTER FUNCTION
+lane() { # CLUSTER FUNCTION [CLUSTER-FILE]
   export GPUNODE_E2E_CLUSTER=$1
-  stage "start of cluster $1" start
+  stage "start of cluster $1" start "${3:-cluster.yaml}"
   [ "$failed" = 0 ] || return 0
   "$2"
   stage "plans of cluster $1" on_cluster plans --nocapture
@@ -99,6 +105,7 @@ lane() { # CLUSTER FUNCTION
 lane_e2e() { lane e2e e2e; }
 lane_agents() { lane e2e-agents e2e_agents; }
 lane_removal() { lane e2e-removal e2e_removal; }
+lane_mig() { lane e2e-mig e2e_mig mig.yaml; }
 
 pids=()
 stop() {
@@ -111,6 +118,7 @@ trap stop EXIT
 beside e2e lane_e2e
 beside e2e-agents lane_agents
 beside e2e-removal lane_removal
+beside e2e-mig lane_mig
 beside tests others
 wait "${pids[@]}" || true
 pids=()

@@ -129,6 +129,17 @@ mod tests {
     }
 
     #[test]
+    fn clusters_of_the_tests_can_be_simulated() {
+        for text in [
+            include_str!("../../e2e/cluster.yaml"),
+            include_str!("../../e2e/mig.yaml"),
+            include_str!("../../fleet/cluster.yaml"),
+        ] {
+            ClusterFile::parse(text).unwrap();
+        }
+    }
+
+    #[test]
     fn unknown_fields_are_refused_by_path() {
         let text = "nodes:\n- name: a\n- name: b\n  lables: {x: y}\n";
         assert!(

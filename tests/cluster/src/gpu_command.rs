@@ -3,10 +3,10 @@
 use anyhow::Result;
 use clap::Subcommand;
 use gpunode_gpu::{Resolution, describe_xid};
-use gpunode_scenario::{RecoveryAction, StateFile};
+use gpunode_scenario::{OpenHandle, RecoveryAction, ReturnCode, StateFile};
 
 /// A change of a GPU.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Subcommand)]
+#[derive(Clone, Debug, PartialEq, Eq, Subcommand)]
 pub enum GpuChange {
     /// Report an XID, and ask for the repair that NVIDIA's catalog names, as the driver does.
     Xid {
@@ -15,6 +15,26 @@ pub enum GpuChange {
     },
     /// Let the GPU fall off the bus.
     Lose,
+    /// Let a function of NVML fail on the GPU, such as `fail nvmlDeviceCreateGpuInstance UNKNOWN`.
+    Fail {
+        /// Name of the function; without a version it stands for all of them.
+        function: String,
+        /// Return code, such as `IN_USE`.
+        code: ReturnCode,
+        /// Only while the GPU has so many GPU instances: in the midst of several changes.
+        #[arg(long, value_name = "COUNT")]
+        instances: Option<usize>,
+    },
+    /// Let a program keep a handle of the GPU open, as a monitor does. MIG cannot change what it is about.
+    Hold {
+        /// Name of the program.
+        program: String,
+        /// GPU instance that the handle is about; the whole GPU by default.
+        #[arg(long, value_name = "ID")]
+        gpu_instance: Option<u32>,
+    },
+    /// Close every handle that programs keep open on the GPU.
+    LetGo,
     /// End everything that is wrong with the GPU.
     Recover,
 }
@@ -40,6 +60,31 @@ impl GpuChange {
             Self::Lose => {
                 state.lose(gpu)?;
                 Ok("fell off the bus; agents see it within 15 s".to_owned())
+            }
+            Self::Fail {
+                function,
+                code,
+                instances,
+            } => {
+                match instances {
+                    Some(count) => state.fail_at(gpu, count, &function, code)?,
+                    None => state.fail(gpu, &function, code)?,
+                }
+                Ok(format!("{function} answers {code} until `recover`"))
+            }
+            Self::Hold { program, gpu_instance } => {
+                let text = format!("{program} keeps a handle open until `let-go`");
+                let handle = OpenHandle {
+                    program,
+                    gpu_instance,
+                    compute_instance: None,
+                };
+                state.update_gpu(gpu, |gpu| gpu.open_handles.push(handle))?;
+                Ok(text)
+            }
+            Self::LetGo => {
+                state.set_open_handles(gpu, Vec::new())?;
+                Ok("no program keeps a handle open".to_owned())
             }
             Self::Recover => {
                 state.repair(gpu)?;
@@ -86,9 +131,29 @@ mod tests {
         assert!(broken.lost);
         assert_eq!(broken.xids.iter().map(|event| event.xid).collect::<Vec<_>>(), [79, 31]);
 
+        let function = "nvmlDeviceCreateGpuInstance";
+        let fail = |instances| GpuChange::Fail {
+            function: function.to_owned(),
+            code: ReturnCode::InUse,
+            instances,
+        };
+        assert_eq!(apply(fail(None)), format!("{function} answers IN_USE until `recover`"));
+        apply(fail(Some(2)));
+        let monitor = GpuChange::Hold {
+            program: "dcgm".to_owned(),
+            gpu_instance: Some(9),
+        };
+        assert_eq!(apply(monitor), "dcgm keeps a handle open until `let-go`");
+        let broken = state.read().unwrap().gpu(1);
+        assert_eq!(broken.failure(function), Some(ReturnCode::InUse));
+        assert_eq!(broken.failure_at(function, 2), Some(ReturnCode::InUse));
+        assert!(broken.uses_instance(9, None));
+        apply(GpuChange::LetGo);
+
         apply(GpuChange::Recover);
         let mended = state.read().unwrap().gpu(1);
         assert_eq!((mended.recovery_action, mended.lost), (RecoveryAction::None, false));
+        assert_eq!((mended.failure(function), mended.uses_instance(9, None)), (None, false));
         let other = GpuChange::Lose.apply(&state, 2).unwrap_err();
         assert_eq!(other.to_string(), "the scenario has no GPU 2, only 2 GPUs");
     }

@@ -214,6 +214,7 @@ fn print_line(line: fmt::Arguments<'_>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use gpunode_scenario::ReturnCode;
 
     #[test]
     fn one_line_breaks_a_gpu_of_any_cluster() {
@@ -225,6 +226,23 @@ mod tests {
             ),
             (&["gpu-t4", "1", "recover", "--name", "e2e"], "e2e", GpuChange::Recover),
             (&["--name", "e2e", "gpu-t4", "1", "lose"], "e2e", GpuChange::Lose),
+            (
+                &[
+                    "gpu-t4",
+                    "1",
+                    "fail",
+                    "nvmlGpuInstanceDestroy",
+                    "IN_USE",
+                    "--instances",
+                    "2",
+                ],
+                DEFAULT_NAME,
+                GpuChange::Fail {
+                    function: "nvmlGpuInstanceDestroy".to_owned(),
+                    code: ReturnCode::InUse,
+                    instances: Some(2),
+                },
+            ),
         ] {
             let arguments = [&["gpunode-cluster", "gpu"], arguments].concat();
             let cli = Cli::try_parse_from(&arguments).unwrap();

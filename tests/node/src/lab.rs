@@ -31,6 +31,21 @@ impl Lab {
         self.agent.signal(Signal::HUP)
     }
 
+    /// Runs a pod with one device of a resource, on which a process with this id works. Returns the UUID of the device.
+    pub async fn run_pod(&self, pod: &str, resource: &str, pid: u32) -> Result<String> {
+        let id = self.kubelet.admit(pod, "main", resource, 1).await?.ids.remove(0);
+        let uuid = id.split_once("::").map_or(id.as_str(), |(uuid, _)| uuid).to_owned();
+        self.node.state()?.start_process(&uuid, pid)?;
+        Ok(uuid)
+    }
+
+    /// Ends the process of a pod and the pod.
+    pub fn end_pod(&self, pod: &str, pid: u32) -> Result<()> {
+        self.node.state()?.end_process(pid)?;
+        self.kubelet.release(pod);
+        Ok(())
+    }
+
     /// Kills the agent so that it can tidy nothing up, and starts another.
     pub async fn replace_agent(&mut self) -> Result<()> {
         self.agent.kill().await?;

@@ -240,9 +240,9 @@ impl Node {
         Ok(self.scenario.gpus()?.into_iter().map(|gpu| gpu.uuid).collect())
     }
 
-    /// UUIDs of the MIG devices of each GPU, by index.
+    /// UUIDs of the MIG devices that each GPU has now, by index.
     pub fn mig_uuids(&self) -> Result<Vec<Vec<String>>> {
-        let gpus = self.scenario.gpus()?;
+        let gpus = DriverState::gpus(&self.library_folder())?;
         let of_gpu = |gpu: &Gpu| gpu.mig_devices().map(|(_, compute)| compute.uuid.clone()).collect();
         Ok(gpus.iter().map(of_gpu).collect())
     }

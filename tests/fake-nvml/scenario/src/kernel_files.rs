@@ -43,7 +43,7 @@ pub enum DeviceNode {
 /// Makes a device node at a path.
 pub type MakeNode = fn(&Path, DeviceNode) -> io::Result<()>;
 
-/// Where a node has its files.
+/// Places of the files of a node.
 #[derive(Debug, Clone)]
 pub struct KernelFiles {
     /// Folder that the node sees as `/proc/driver`.

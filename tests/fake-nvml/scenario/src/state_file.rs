@@ -8,7 +8,7 @@ use std::{
 use thiserror::Error;
 
 use crate::{
-    DriverState, Event, FailureAt, GpuProcess, GpuState, OpenHandle, RecoveryAction, ReturnCode, Scenario,
+    DriverState, Event, FailureAt, GpuProcess, GpuState, OpenHandle, ProcessKind, RecoveryAction, ReturnCode, Scenario,
     ScenarioError, State, shared_file,
 };
 
@@ -58,6 +58,9 @@ pub enum StateError {
         /// Number of GPUs.
         count: usize,
     },
+    /// The node has no such device now.
+    #[error("the node has neither a GPU nor a MIG device {0}")]
+    UnknownDevice(String),
     /// A misspelt function would never fail, and the test would show nothing.
     #[error("NVML has no function {0:?}")]
     UnknownFunction(String),
@@ -236,6 +239,35 @@ impl StateFile {
     /// Sets the processes on a GPU.
     pub fn set_processes(&self, gpu: u32, processes: Vec<GpuProcess>) -> Result<(), StateError> {
         self.update_gpu(gpu, |state| state.processes = processes)
+    }
+
+    /// Lets a process work on a GPU or MIG device, by its UUID.
+    pub fn start_process(&self, uuid: &str, pid: u32) -> Result<(), StateError> {
+        let gpus = DriverState::gpus(&self.dir)?;
+        let found = gpus.iter().find_map(|gpu| {
+            let mut devices = gpu.mig_devices();
+            let device = devices.find(|(_, compute)| compute.uuid == uuid);
+            let instance = device.map(|(instance, compute)| (instance.id, compute.id));
+            (gpu.uuid == uuid || instance.is_some()).then_some((gpu.index, instance))
+        });
+        let (gpu, instance) = found.ok_or_else(|| StateError::UnknownDevice(uuid.to_owned()))?;
+        self.update_gpu(gpu, |state| {
+            state.processes.push(GpuProcess {
+                pid,
+                memory_mib: 900,
+                kind: ProcessKind::Compute,
+                instance,
+            });
+        })
+    }
+
+    /// Ends a process on every GPU.
+    pub fn end_process(&self, pid: u32) -> Result<(), StateError> {
+        self.update(|state| {
+            for gpu in state.gpus.values_mut() {
+                gpu.processes.retain(|process| process.pid != pid);
+            }
+        })
     }
 
     fn check_gpu(&self, index: u32) -> Result<(), StateError> {

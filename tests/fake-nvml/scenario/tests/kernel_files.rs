@@ -156,6 +156,25 @@ fn files_come_a_moment_after_instances_and_go_with_them_while_nodes_stay_until_a
 }
 
 #[test]
+fn processes_work_on_the_device_with_a_uuid() {
+    let node = Node::new(&["3g.40gb"]);
+    let state = StateFile::open(node.dir()).unwrap();
+    let gpus = node.gpus();
+    let (half, compute) = gpus[0].mig_devices().next().unwrap();
+    state.start_process(&compute.uuid, 7).unwrap();
+    state.start_process(&gpus[1].uuid, 8).unwrap();
+    let now = state.read().unwrap();
+    let instances = [0, 1].map(|gpu| now.gpu(gpu).processes[0].instance);
+    assert_eq!(instances, [Some((half.id, 0)), None]);
+    assert!(now.gpu(0).uses_instance(half.id, Some(0)));
+    let unknown = state.start_process("MIG-0", 9).unwrap_err();
+    assert_eq!(unknown.to_string(), "the node has neither a GPU nor a MIG device MIG-0");
+    state.end_process(7).unwrap();
+    let now = state.read().unwrap();
+    assert_eq!((now.gpu(0).processes.len(), now.gpu(1).processes.len()), (0, 1));
+}
+
+#[test]
 fn another_minor_number_moves_the_files_of_a_gpu_until_a_boot() {
     let node = Node::new(&["7g.80gb"]);
     node.change(|_, mig| {

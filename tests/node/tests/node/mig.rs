@@ -105,6 +105,12 @@ async fn under_mixed_mig_devices_are_offered_by_nvidias_names() -> Result<()> {
     }
     assert_eq!(lab.kubelet.connected().len(), 6);
 
+    let device = lab.run_pod("working", "nvidia.com/mig-7g.80gb", 4711).await?;
+    assert_eq!(lab.node.mig_uuids()?[3], [device]);
+    assert!(lab.node.state()?.read()?.gpu(3).uses_instance(0, Some(0)));
+    lab.end_pod("working", 4711)?;
+    assert!(!lab.node.state()?.read()?.gpu(3).uses_instance(0, None));
+
     let admitted = lab.kubelet.admit("pod", "main", SMALL, 1).await?;
     let uuids = lab.node.mig_uuids()?;
     assert!(uuids[2].contains(&admitted.ids[0]), "of GPU 2: {uuids:?}");
