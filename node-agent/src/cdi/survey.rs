@@ -1,6 +1,7 @@
 //! Describes the devices of the node with its driver.
 
 use super::{
+    capability_nodes::make_missing,
     content::{self, ContentError},
     demand::CdiOptions,
     device_nodes::DeviceNodeFinder,
@@ -38,8 +39,11 @@ enum SurveyError {
 }
 
 impl CdiSurvey {
-    /// Describes the devices. Without `options` no strategy uses CDI. Blocks.
+    /// Describes the devices, and makes device nodes that are missing. Without `options` no strategy uses CDI. Blocks.
     pub fn of(roots: &DriverRoots, state_dir: &Path, hardware: &Hardware, options: Option<&CdiOptions>) -> Self {
+        if let Some(inventory) = hardware.inventory() {
+            make_missing(roots, inventory);
+        }
         Self::with_hooks(roots, hardware, options, || {
             hook_program::find(&roots.host_root, state_dir)
         })
