@@ -48,7 +48,7 @@ pub use health::{
 };
 pub use injection::{InjectionWays, injection, unread_cdi_file};
 pub use mig::{
-    AttemptResult, ChangeRecord, ComputeInstance, GpuInstance, GpuLayout, GpuMigState, GpuVirtualization, MigAttempt,
-    MigFailure, MigRecord, MigStep, MigWork, WorkKind, next_step,
+    AttemptResult, ChangeRecord, ComputeInstance, GpuInstance, GpuLayout, GpuMigState, GpuVirtualization, LayoutTarget,
+    MigAttempt, MigFailure, MigRecord, MigStep, MigWork, WorkKind, next_step,
 };
 pub use sharing::{AdvertisedResource, AdvertisedShare, Assignment, DeviceSharing, device_of};

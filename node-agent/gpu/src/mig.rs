@@ -5,6 +5,7 @@
 //! |---|---|
 //! | `gpu_state` | mode and instances of a GPU, as the driver shows them |
 //! | `gpu_layout` | mode and instances of a GPU, as they are wanted or were before |
+//! | `target` | the layout that a configuration wants on a GPU, before its places are known |
 //! | `step` | the next call of the driver on the way to a layout |
 //! | `work` | work on a GPU, and its result |
 //! | `record` | what is known of a GPU's layout after a restart of the agent or of the node |
@@ -13,10 +14,12 @@ mod gpu_layout;
 mod gpu_state;
 mod record;
 mod step;
+mod target;
 mod work;
 
 pub use gpu_layout::GpuLayout;
 pub use gpu_state::{ComputeInstance, GpuInstance, GpuMigState, GpuVirtualization};
 pub use record::{ChangeRecord, MigFailure, MigRecord};
 pub use step::{MigStep, next_step};
+pub use target::LayoutTarget;
 pub use work::{AttemptResult, MigAttempt, MigWork, WorkKind};

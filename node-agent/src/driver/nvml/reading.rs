@@ -218,10 +218,9 @@ fn describe(
     let minor = if_supported(device.minor_number()).map_err(unanswered("read the minor number"))?;
     let fabric = raw::fabric(device).map_err(unanswered("read the NVLink fabric"))?;
     // These may stay empty: they do not decide how the GPU is advertised.
-    let pci_bus_id = device
-        .pci_info()
-        .ok()
-        .map(|pci| format!("{:04x}:{:02x}:{:02x}.0", pci.domain, pci.bus, pci.device));
+    let pci = device.pci_info().ok();
+    let pci_device_id = pci.as_ref().map(|pci| pci.pci_device_id);
+    let pci_bus_id = pci.map(|pci| format!("{:04x}:{:02x}:{:02x}.0", pci.domain, pci.bus, pci.device));
     let function = pci_bus_id.as_deref().map(function).unwrap_or_default();
     let mut gpu = Gpu {
         memory_mib: memory.unwrap_or_default() / (1024 * 1024),
@@ -233,6 +232,7 @@ fn describe(
         mode: function.mode,
         fabric,
         pci_bus_id,
+        pci_device_id,
         minor,
         mig_mode: mig_mode.map(|mode| match mode.current {
             NVML_DEVICE_MIG_ENABLE => MigMode::Enabled,
