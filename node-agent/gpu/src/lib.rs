@@ -48,7 +48,8 @@ pub use health::{
 };
 pub use injection::{InjectionWays, injection, unread_cdi_file};
 pub use mig::{
-    AttemptResult, ChangeRecord, ComputeInstance, GpuInstance, GpuLayout, GpuMigState, GpuVirtualization, LayoutTarget,
-    MigAttempt, MigFailure, MigRecord, MigStep, MigWork, WorkKind, next_step,
+    AttemptHistory, AttemptResult, ChangeRecord, ComputeInstance, DeviceHold, DeviceUsage, DeviceUse, GpuInstance,
+    GpuLayout, GpuMigState, GpuVirtualization, LayoutHolds, LayoutTarget, MigAttempt, MigDecision, MigFailure,
+    MigInputs, MigRecord, MigStep, MigWork, WorkKind, decide, next_step,
 };
 pub use sharing::{AdvertisedResource, AdvertisedShare, Assignment, DeviceSharing, device_of};
