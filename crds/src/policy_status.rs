@@ -42,8 +42,8 @@ pub struct GpuNodePolicyStatus {
     #[schemars(length(max = MAX_FAILURES))]
     pub failures: Vec<NodeFailure>,
 
-    /// Devices whose change waits for their last holder to end, ordered by node and device; at most 64. Their nodes
-    /// count as ready: they have accepted the configuration, and only their pods delay it.
+    /// Devices whose change waits for their last holder to end, or for what their message says, ordered by node and
+    /// device; at most 64. Their nodes count as ready: they have accepted the configuration.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = MAX_WAITING))]
     pub waiting: Vec<NodeWaiting>,
@@ -94,7 +94,7 @@ pub struct NodeFailure {
     pub message: String,
 }
 
-/// A device whose change waits for its holders.
+/// A device whose change waits for its holders, or for what `message` says.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeWaiting {
@@ -108,6 +108,10 @@ pub struct NodeWaiting {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = crate::MAX_WAITING_PODS), inner(length(max = 317)))]
     pub pods: Vec<String>,
+    /// Obstacle other than pods to the MIG layout of the GPU, and the next step.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = crate::MAX_MIG_MESSAGE))]
+    pub message: Option<String>,
 }
 
 /// Changes that a policy in mode Preview would make on one node.

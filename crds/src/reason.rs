@@ -154,6 +154,14 @@ pub enum Reason {
     CdiNotDescribed,
     /// The kubelet does not report which pod holds which device.
     HoldersUnknown,
+    /// The driver refused to change MIG on a GPU; the agent tries again.
+    MigFailed,
+    /// A GPU gets its MIG mode with the next reboot of the node.
+    MigRebootRequired,
+    /// A GPU cannot get its layout of MIG instances before somebody acts.
+    MigBlocked,
+    /// NVIDIA's mig-manager changes MIG on the node, so that no policy may.
+    MigManager,
     /// A node did not put its new configuration in force in time.
     ProgressDeadlineExceeded,
     /// A node failed with the new configuration, so that no further node gets it.

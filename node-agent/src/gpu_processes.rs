@@ -13,6 +13,8 @@ mod cgroup;
 mod small_file;
 pub mod toolkit_config;
 
+pub use cgroup::pod_of;
+
 use crate::{
     admin::metrics::AgentMetrics,
     api_server::events::{EventReason, NodeEventSender},

@@ -13,6 +13,7 @@
 //! | `gpu_processes` | reports processes on GPUs that no container accounts for |
 //! | `health` | monitors the devices for faults |
 //! | `configuration` | decides which configuration is in force |
+//! | `mig` | gives GPUs their MIG layouts |
 //! | `cdi` | the CDI file, by which container runtimes give containers their devices |
 //! | `devices` | allocates devices and tracks their holders |
 //! | `plugin` | device plugin servers and their registration |
@@ -39,6 +40,7 @@ mod health;
 mod inspect;
 mod inventory;
 mod kubelet;
+mod mig;
 mod mps;
 mod plugin;
 mod run;

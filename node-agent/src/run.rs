@@ -74,6 +74,7 @@ pub async fn run(args: RunArgs) -> Result<()> {
     let probe_hardware = Arc::new(Notify::new());
     let (liveness_sender, liveness) = watch::channel(Ok(()));
     let (hardware_sender, hardware) = watch::channel(None);
+    let alone = watch::Sender::new(false);
     let (runtime_sender, container_runtime) = watch::channel(None);
     let (gpu_node_sender, gpu_node) = watch::channel(GpuNodeState::Unknown);
     let (node_health_sender, node_health) = watch::channel(Arc::default());
@@ -94,6 +95,7 @@ pub async fn run(args: RunArgs) -> Result<()> {
         release: release.clone(),
         mps_dir: host.mps_dir.clone(),
         driver_events: Some(driver_events),
+        alone: alone.subscribe(),
         metrics: metrics.clone(),
     };
     let runtime_watch = RuntimeWatch {

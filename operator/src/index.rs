@@ -60,7 +60,7 @@ use crate::{
     },
     metrics::{MAX_POLICIES, WorkClass},
 };
-use gpunode_crds::{ConditionType, GpuNodePolicy, GpuNodeStatus, NodeCounts, PolicyMode, Reason};
+use gpunode_crds::{ConditionType, GpuDevice, GpuNodePolicy, GpuNodeStatus, NodeCounts, PolicyMode, Reason};
 use gpunode_plan::{
     AgentPodSettings, DISCOVERY_NAME, GpuNodeFacts, NodeDrain, NodeFacts, NodePlan, PodEviction, Policy, PolicyTally,
     RejectedPod, RolloutPermit, RolloutStage, policies_delete_rejected_pods, policy_daemonset_name, policy_missing,
@@ -1051,10 +1051,16 @@ fn is_preview(policy: Option<&Arc<GpuNodePolicy>>) -> bool {
 }
 
 /// Returns the class of a change of a `GpuNode`: people wait for what follows from its GPUs, their health and the first
-/// report. An agent's progress with a configuration is part of a change of the fleet.
+/// report. An agent's progress with a configuration, or with a MIG layout, is part of a change of the fleet.
 fn gpu_node_class(delta: &ObjectDelta<GpuNodeFacts>) -> WorkClass {
+    let is_approved = delta
+        .before
+        .as_ref()
+        .is_some_and(|before| before.unfinished_approval().is_some());
     let is_same = match (status_of(delta.before.as_ref()), status_of(delta.after.as_ref())) {
-        (Some(before), Some(after)) => before.gpus == after.gpus && before.agent.is_some() == after.agent.is_some(),
+        (Some(before), Some(after)) => {
+            same_gpus(&before.gpus, &after.gpus, is_approved) && before.agent.is_some() == after.agent.is_some()
+        }
         (before, after) => delta.before.is_some() && delta.after.is_some() && before.is_none() && after.is_none(),
     };
     if is_same {
@@ -1062,6 +1068,25 @@ fn gpu_node_class(delta: &ObjectDelta<GpuNodeFacts>) -> WorkClass {
     } else {
         WorkClass::Urgent
     }
+}
+
+/// True if GPUs differ in their progress towards their MIG layouts alone; during an approved change also in what that changes.
+fn same_gpus(before: &[GpuDevice], after: &[GpuDevice], is_approved: bool) -> bool {
+    let without_progress = |gpu: &GpuDevice| {
+        let mut gpu = gpu.clone();
+        gpu.mig = None;
+        if is_approved {
+            (gpu.mig_mode, gpu.mig_devices) = (None, Vec::new());
+            // Facts about a GPU without MIG devices have its place for a name.
+            gpu.uuid = String::new();
+        }
+        gpu
+    };
+    before == after
+        || before
+            .iter()
+            .map(without_progress)
+            .eq(after.iter().map(without_progress))
 }
 
 fn status_of(gpu_node: Option<&Arc<GpuNodeFacts>>) -> Option<&GpuNodeStatus> {

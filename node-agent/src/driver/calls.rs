@@ -20,8 +20,8 @@ pub struct DriverCalls(Arc<watch::Sender<CallTable>>);
 
 #[derive(Debug, Default)]
 struct CallTable {
-    /// True while the GPUs are released, and while the sessions with a former driver end.
-    is_closed: bool,
+    /// Number of those who keep the gate closed: a release, the end of sessions with a former driver, a reset of a GPU.
+    closers: u32,
     last_number: u64,
     calls: BTreeMap<u64, CallProgress>,
     /// Start of the last turn in which the driver answered.
@@ -51,10 +51,8 @@ impl DriverCalls {
     pub fn begin(&self) -> Option<DriverCall> {
         let mut number = None;
         self.0.send_if_modified(|table| {
-            if !table.is_closed {
-                table.last_number += 1;
-                number = Some(table.last_number);
-                table.calls.insert(table.last_number, CallProgress::default());
+            if table.closers == 0 {
+                number = Some(table.add());
             }
             number.is_some()
         });
@@ -62,14 +60,25 @@ impl DriverCalls {
         number.map(|number| DriverCall { calls, number })
     }
 
-    /// Lets no further call begin.
-    pub fn close(&self) {
-        self.0.send_modify(|table| table.is_closed = true);
+    /// Begins a call of the one who has closed the gate, and waited for all others to end.
+    pub fn begin_alone(&self) -> DriverCall {
+        let mut number = 0;
+        self.0.send_modify(|table| number = table.add());
+        DriverCall {
+            calls: self.clone(),
+            number,
+        }
     }
 
-    /// Lets calls begin again.
+    /// Lets no further call begin.
+    pub fn close(&self) {
+        self.0.send_modify(|table| table.closers += 1);
+    }
+
+    /// Lets calls begin again, once everybody who closed the gate has said so.
     pub fn reopen(&self) {
-        self.0.send_modify(|table| table.is_closed = false);
+        self.0
+            .send_modify(|table| table.closers = table.closers.saturating_sub(1));
     }
 
     /// Waits until no call is in progress.
@@ -91,6 +100,14 @@ impl DriverCalls {
         let calls = table.calls.values();
         let unanswered = calls.filter(|progress| progress.since.is_some_and(is_unanswered));
         unanswered.min_by_key(|progress| progress.since).cloned()
+    }
+}
+
+impl CallTable {
+    fn add(&mut self) -> u64 {
+        self.last_number += 1;
+        self.calls.insert(self.last_number, CallProgress::default());
+        self.last_number
     }
 }
 

@@ -59,6 +59,8 @@ pub struct HardwareWatch {
     pub mps_dir: PathBuf,
     /// Events of the driver, which follow the driver that the probes find.
     pub driver_events: Option<DriverEvents>,
+    /// True while another task resets a GPU, for which no session with the driver may be open.
+    pub alone: watch::Receiver<bool>,
     pub metrics: AgentMetrics,
 }
 
@@ -73,6 +75,7 @@ impl HardwareWatch {
             mut release,
             mps_dir,
             driver_events: mut events,
+            mut alone,
             metrics,
         } = self;
         let roots = Arc::new(roots);
@@ -133,6 +136,12 @@ impl HardwareWatch {
                 let is_requested = tokio::select! {
                     () = probe_now.notified() => true,
                     () = release.wait_for(true) => true,
+                    true = is_set(&mut alone, true) => {
+                        // A reset makes the handles of the events useless, too.
+                        close(&mut events).await;
+                        is_set(&mut alone, false).await;
+                        true
+                    }
                     () = sleep(pause) => false,
                 };
                 if is_requested || next.is_some_and(|next| Instant::now() >= next) {
@@ -173,6 +182,11 @@ async fn sessions_end(calls: &DriverCalls) -> bool {
     let ended = timeout(SESSIONS_TIMEOUT, calls.ended()).await;
     calls.reopen();
     ended.is_ok()
+}
+
+/// Waits until the flag has this value; false if nobody sets it any more.
+async fn is_set(flag: &mut watch::Receiver<bool>, value: bool) -> bool {
+    flag.wait_for(|now| *now == value).await.is_ok()
 }
 
 async fn close(events: &mut Option<DriverEvents>) {
@@ -267,7 +281,7 @@ async fn probe_within(
     loop {
         let probing = roots.clone();
         let before = hardware_sender.borrow().clone();
-        // This task alone closes the gate, and opens it before it probes again.
+        // This task opens the gate before it probes again; another one has closed it to reset a GPU.
         let Some(call) = roots.calls.begin() else {
             sleep(MIN_RETRY).await;
             continue;

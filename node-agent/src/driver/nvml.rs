@@ -7,6 +7,8 @@
 //! | `lookup` | looks GPUs and MIG devices up |
 //! | `reading` | reads the GPUs, and how busy they are |
 //! | `mig` | reads MIG devices |
+//! | `mig_state` | reads modes, profiles and instances, for layouts |
+//! | `mig_change` | changes modes and instances |
 //! | `profile` | names MIG profiles |
 //! | `links` | reads the links between GPUs |
 //! | `probe` | probes GPUs for faults |
@@ -29,6 +31,8 @@ mod instances;
 mod links;
 mod lookup;
 mod mig;
+mod mig_change;
+mod mig_state;
 mod modes;
 pub mod probe;
 mod processes;
@@ -43,6 +47,7 @@ pub use compute_mode::ComputeMode;
 pub use error::DriverError;
 pub use instances::instances;
 pub use lookup::GpuAddress;
+pub use mig_change::{ChangeEnd, MigChangeError, change_layout, read_mig_state};
 pub use modes::{compute_mode, set_compute_mode};
 pub use processes::{DriverProcess, processes};
 pub use reading::{DriverReading, read, utilisation};

@@ -6,6 +6,7 @@
 //! | `node_fields` | the same fields as the API server sends them |
 //! | `gpu_node_facts` | the part of a `GpuNode` that the planner needs |
 //! | `resource_presence` | the state of an extended resource in a node's status |
+//! | `mig_manager` | nodes on which NVIDIA's mig-manager changes MIG |
 //! | `release` | labels that tell the agents of a node to release its GPUs |
 //! | `deselection` | policies whose node selectors no longer match a node |
 //! | `broken_devices` | broken devices that a `GpuNode` reports, and their holders |
@@ -26,6 +27,7 @@ pub mod facts;
 pub mod gpu_node_facts;
 pub mod inventory;
 pub mod matching;
+pub mod mig_manager;
 pub mod node_fields;
 pub mod policies;
 pub mod release;

@@ -42,7 +42,7 @@ pub struct PolicyNodeStatus {
     pub outcome: Option<PolicyOutcome>,
     /// Changes that the policy would make in mode Preview, if any.
     pub preview: Option<NodePreview>,
-    /// Devices whose change waits for their holders, where the policy governs.
+    /// Devices whose change waits for their holders, or for another obstacle, where the policy governs.
     pub waiting: Vec<NodeWaiting>,
     /// Reason why pods get no GPU on the node, if they get none, where the policy governs.
     pub gpu_refusal: Option<String>,
@@ -107,11 +107,16 @@ impl PolicyOutcome {
             Self::Ready | Self::Updating => false,
             Self::Conflicted { .. } => true,
             Self::Failed { reason, .. } => {
-                use Reason::{ConfigurationRejected, RecordUnreadable, ServedByAnother, WriteFailed};
-                matches!(
+                use Reason::{
+                    ConfigurationRejected, MigBlocked, MigFailed, MigManager, MigRebootRequired, RecordUnreadable,
+                    ServedByAnother, WriteFailed,
+                };
+                let of_mig = matches!(reason, MigBlocked | MigFailed | MigManager | MigRebootRequired);
+                let others = matches!(
                     reason,
                     ConfigurationRejected | RecordUnreadable | ServedByAnother | WriteFailed
-                )
+                );
+                of_mig || others
             }
         }
     }

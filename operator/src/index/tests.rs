@@ -267,7 +267,7 @@ fn set_status(gpu_node: &mut GpuNodeFacts, status: serde_json::Value) {
     reported.status = Some(serde_json::from_value(status).unwrap());
     let reported = GpuNodeFacts::of(reported);
     (gpu_node.conditions, gpu_node.status) = (reported.conditions, reported.status);
-    gpu_node.finished_step = reported.finished_step;
+    (gpu_node.finished_step, gpu_node.finished_change) = (reported.finished_step, reported.finished_change);
 }
 
 fn status(name: &str) -> WorkKey {

@@ -11,7 +11,7 @@ use crate::{
         results::ResultSlot,
     },
 };
-use gpunode_crds::{ConfigurationStep, GpuNode, OPERATOR_FIELD_MANAGER};
+use gpunode_crds::{ConfigurationStep, DisruptiveChange, GpuNode, OPERATOR_FIELD_MANAGER};
 use gpunode_plan::{ConditionsChange, GpuNodeChange, GpuNodeFacts};
 use kube::{
     Api, Resource,
@@ -29,11 +29,15 @@ pub async fn write_gpu_node(writer: &ClusterWriter, name: &str, change: GpuNodeC
             config,
             step,
         } => {
-            let spec = json!({"config": config, "step": step.map(merge_patch_of)});
+            let spec = json!({"config": config, "step": step.map(merge_patch_of), "change": null});
             patch_spec(writer, name, &resource_version, spec).await?;
         }
-        GpuNodeChange::Step { resource_version, step } => {
-            let spec = json!({"step": step.map(merge_patch_of)});
+        GpuNodeChange::Step {
+            resource_version,
+            step,
+            change,
+        } => {
+            let spec = json!({"step": step.map(merge_patch_of), "change": change.map(merge_patch_of_change)});
             patch_spec(writer, name, &resource_version, spec).await?;
         }
         GpuNodeChange::Requests {
@@ -201,4 +205,10 @@ fn merge_patch_of(step: ConfigurationStep) -> Value {
         failed,
     } = step;
     json!({"startedAt": started_at, "generation": generation, "failed": failed})
+}
+
+/// A change as a merge patch that leaves nothing of the change before.
+fn merge_patch_of_change(change: DisruptiveChange) -> Value {
+    let DisruptiveChange { state, hash, since } = change;
+    json!({"state": state, "hash": hash, "since": since})
 }

@@ -483,3 +483,44 @@ async fn no_request_goes_out_before_the_index_has_a_place_for_its_result() {
     timeout(Duration::from_secs(1), work).await.unwrap();
     assert_eq!(scene.requests.lock().unwrap().len(), 1);
 }
+
+#[tokio::test]
+async fn approval_and_its_end_leave_nothing_of_the_change_before() {
+    let spec = json!({"nodeSelector": {}, "devicePlugin": {"mig": {"strategy": "Mixed", "layout": [{"preset": "all-balanced"}]}}});
+    let governing = policy(&spec);
+    let document = gpunode_config::ConfigDocument::of(governing.spec.device_plugin.as_ref().unwrap());
+    let config = json!({"policy": "p", "version": 1, "hash": document.hash, "document": document.text});
+    let before = json!({"state": "Prepare", "hash": "another", "since": "2026-01-01T00:00:00Z"});
+    let mig = json!({"wanted": "1g.5gb:7", "observed": "off", "phase": "AwaitingApproval"});
+    let condition = json!({"type": "Ready", "status": "True", "reason": "Registered", "message": "",
+        "lastTransitionTime": "2026-01-01T00:00:00Z"});
+    let status = json!({
+        "agent": {"pod": "a", "podUid": "u", "mode": "DevicePlugin", "version": "1", "configVersions": [1]},
+        "configHash": document.hash, "conditions": [condition],
+        "gpus": [{"index": 0, "uuid": "GPU-0", "product": "A100", "memoryMiB": 1, "mig": mig}],
+    });
+    for (node_is_ready, state) in [("True", json!("Approved")), ("False", Value::Null)] {
+        let object = json!({"apiVersion": "gpunode.dev/v1alpha1", "kind": "GpuNode",
+            "metadata": {"name": "n", "uid": "g", "resourceVersion": "2"},
+            "spec": {"config": config, "change": before}, "status": status});
+        let node = json!({"metadata": {"name": "n", "uid": "u", "resourceVersion": "1"},
+            "status": {"conditions": [{"type": "Ready", "status": node_is_ready}]}});
+        let gpu_node = serde_json::from_value(object).unwrap();
+        let mut scene = Scene::new(403, vec![governing.clone()], &node, vec![gpu_node]);
+        scene.index.lead(Timestamp::now(), &mut Effects::default());
+        scene.reconcile().await;
+        let requests = scene.requests.lock().unwrap();
+        let body = requests.iter().find(|it| it.1.ends_with("/gpunodes/n")).map(|it| &it.2);
+        let spec = &body.unwrap()["spec"];
+        assert_eq!(spec["step"], Value::Null, "{requests:?}");
+        if state.is_null() {
+            assert_eq!(spec["change"], Value::Null, "{requests:?}");
+            continue;
+        }
+        assert_eq!(
+            (&spec["change"]["state"], &spec["change"]["hash"]),
+            (&state, &json!(document.hash))
+        );
+        assert_ne!(spec["change"]["since"], before["since"]);
+    }
+}

@@ -39,6 +39,8 @@ pub struct Options {
     pub nvml_library: PathBuf,
     /// Folder of the stand-ins for NVIDIA's MPS programs.
     pub mps_programs: PathBuf,
+    /// The program that shows MIG instances in the files of a node.
+    pub kernel_program: PathBuf,
     /// Receiver of progress lines.
     pub progress: Progress,
 }
@@ -58,6 +60,7 @@ impl Options {
             name: name.into(),
             nvml_library: root.join("../release/libgpunode_fake_nvml.so"),
             mps_programs: root.join("../mps-control"),
+            kernel_program: root.join("../release/gpunode-kernel-files"),
             root,
             nodes: ClusterFile::parse(include_str!("../clusters/default.yaml"))?,
             progress: Progress::silent(),

@@ -1,13 +1,14 @@
 //! The simulated hardware of a node: driver folder and PCI devices.
 
 use std::{
-    fs,
+    fs, io,
     os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
+    process::id,
 };
 
 use anyhow::{Context, Result};
-use gpunode_scenario::Scenario;
+use gpunode_scenario::{DeviceNode, KernelFiles, Scenario};
 use rustix::{
     fs::{CWD, FileType, Mode, makedev, mknodat},
     io::Errno,
@@ -22,6 +23,9 @@ const PROGRAM_FOLDER: &str = "usr/bin";
 /// The control daemon, and a client for containers that mount the folder.
 const MPS_PROGRAMS: [&str; 2] = ["nvidia-cuda-mps-control", "mps-client"];
 
+/// Shows MIG instances of a node as the kernel module does: `src/bin/gpunode-kernel-files.rs`.
+pub(crate) const KERNEL_PROGRAM: &str = "gpunode-kernel-files";
+
 /// Says which GPUs the container has.
 const NVIDIA_SMI: &str = "#!/bin/sh\nls /dev/nvidia[0-9]*\n";
 
@@ -29,9 +33,6 @@ const NVIDIA_SMI: &str = "#!/bin/sh\nls /dev/nvidia[0-9]*\n";
 const GPU_MAJOR: u32 = 195;
 const UVM_MAJOR: u32 = 400;
 const CAPABILITY_MAJOR: u32 = 401;
-
-/// The driver's file in `/proc/driver`.
-const MIG_MINORS: &str = "nvidia-caps/mig-minors";
 
 /// A network card and a bridge, so that looking for any device at all does not find a GPU.
 const OTHERS: [(&str, PciIdentity); 2] = [
@@ -104,6 +105,7 @@ pub(crate) fn library_folder(driver: &Path) -> PathBuf {
 pub(crate) struct Driver {
     nvml_library: PathBuf,
     mps_programs: PathBuf,
+    kernel_program: PathBuf,
 }
 
 impl Driver {
@@ -121,7 +123,19 @@ impl Driver {
                 &options.mps_programs,
                 "build the stand-in for MPS (tests/mps-control/build.sh), or say where it is",
             )?,
+            kernel_program: find(
+                &options.kernel_program,
+                "build the programs of the cluster (cargo build --release -p gpunode-cluster)",
+            )?,
         })
+    }
+
+    /// Puts the program that shows MIG instances among the others of all clusters, where another one may run.
+    pub(crate) fn install_kernel_program(&self, bin: &Path) -> Result<()> {
+        let (new, path) = (bin.join(format!("{KERNEL_PROGRAM}.{}", id())), bin.join(KERNEL_PROGRAM));
+        fs::copy(&self.kernel_program, &new)
+            .and_then(|_| fs::rename(&new, &path))
+            .with_context(|| format!("copy {} to {}", self.kernel_program.display(), path.display()))
     }
 
     /// Lays out the driver of a node: its files, NVML with what it is to simulate beside it, and the MPS programs.
@@ -157,39 +171,52 @@ pub(crate) fn write_nvidia_smi(root: &Path) -> Result<()> {
         .with_context(|| format!("make {} a program", path.display()))
 }
 
-/// Makes the device nodes that a driver container has below its root. gpunode and NVIDIA's container runtime give these to containers.
-pub(crate) fn write_driver_devices(root: &Path, gpus: &Scenario) -> Result<()> {
+/// Returns the files in which a node shows its GPUs and MIG instances: a folder that it sees as `/proc/driver`, and folders of device
+/// nodes.
+pub fn kernel_files(proc_driver: PathBuf, devices: Vec<PathBuf>) -> KernelFiles {
+    KernelFiles {
+        proc_driver,
+        devices,
+        make_node: |path, node| {
+            let (major, minor) = match node {
+                DeviceNode::Gpu(minor) => (GPU_MAJOR, minor),
+                DeviceNode::Capability(minor) => (CAPABILITY_MAJOR, minor),
+            };
+            make_node(path, major, minor)
+        },
+    }
+}
+
+fn make_node(path: &Path, major: u32, minor: u32) -> io::Result<()> {
+    let mode = Mode::from_raw_mode(0o666);
+    match mknodat(CWD, path, FileType::CharacterDevice, mode, makedev(major, minor)) {
+        // The node was switched on before.
+        Ok(()) | Err(Errno::EXIST) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Makes the device nodes that a driver container has below its root, beside those of GPUs and MIG instances. gpunode and NVIDIA's
+/// container runtime give these to containers.
+pub(crate) fn write_driver_devices(root: &Path) -> Result<()> {
     let devices = root.join("dev");
-    let capabilities = devices.join("nvidia-caps");
-    fs::create_dir_all(&capabilities).with_context(|| format!("create {}", capabilities.display()))?;
-    let minors = gpus.capability_minors().context("simulated MIG instances")?.into_iter();
-    let capabilities = minors.map(|minor| (format!("nvidia-caps/nvidia-cap{minor}"), CAPABILITY_MAJOR, minor));
-    let minors = gpus.gpus().context("simulated GPUs")?.into_iter().map(|gpu| gpu.minor);
-    let gpus = minors.map(|minor| (format!("nvidia{minor}"), GPU_MAJOR, minor));
-    let others = [
-        ("nvidiactl".to_owned(), GPU_MAJOR, 255),
-        ("nvidia-modeset".to_owned(), GPU_MAJOR, 254),
-        ("nvidia-uvm".to_owned(), UVM_MAJOR, 0),
-        ("nvidia-uvm-tools".to_owned(), UVM_MAJOR, 1),
-    ];
-    for (name, major, minor) in gpus.chain(capabilities).chain(others) {
+    fs::create_dir_all(&devices).with_context(|| format!("create {}", devices.display()))?;
+    for (name, major, minor) in [
+        ("nvidiactl", GPU_MAJOR, 255),
+        ("nvidia-modeset", GPU_MAJOR, 254),
+        ("nvidia-uvm", UVM_MAJOR, 0),
+        ("nvidia-uvm-tools", UVM_MAJOR, 1),
+    ] {
         let path = devices.join(name);
-        let mode = Mode::from_raw_mode(0o666);
-        match mknodat(CWD, &path, FileType::CharacterDevice, mode, makedev(major, minor)) {
-            // The node was switched on before.
-            Ok(()) | Err(Errno::EXIST) => {}
-            Err(error) => return Err(error).with_context(|| format!("make the device node {}", path.display())),
-        }
+        make_node(&path, major, minor).with_context(|| format!("make the device node {}", path.display()))?;
     }
     Ok(())
 }
 
-/// Lays out what becomes `/proc/driver` of a node: the device nodes of MIG instances, the driver's version, and its GPUs
+/// Lays out what becomes `/proc/driver` of a node beside the files of MIG: the driver's version, and its GPUs
 /// (`nv-procfs.c` of open-gpu-kernel-modules). Its parameters are left out: a container would not show them, as the machine has no
 /// such driver, and NVIDIA's hook fails where the host alone has them.
 pub(crate) fn write_proc_driver(proc_driver: &Path, gpus: &Scenario) -> Result<()> {
-    let text = gpus.mig_minors().context("simulated MIG instances")?;
-    files::replace(&proc_driver.join(MIG_MINORS), text.as_bytes())?;
     let version = format!(
         "NVRM version: NVIDIA UNIX x86_64 Kernel Module  {}\n",
         gpus.driver_version

@@ -41,6 +41,7 @@ pub use audit_log::end_of_whole_lines;
 pub use cgroup::CgroupVersion;
 pub use cluster::{Cluster, DEFAULT_NAME, Options, missing};
 pub use cluster_file::{ClusterFile, NodeSpec};
+pub use hardware::kernel_files;
 pub use image::{BUSYBOX, CUDA};
 pub use layout::{ROOT_VARIABLE, default_root};
 pub use node::Node;

@@ -8,6 +8,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
+use gpunode_scenario::KernelFiles;
 use rustix::process::Signal;
 
 use crate::{
@@ -58,6 +59,12 @@ impl Node {
     /// Folder that the node sees as `/proc/driver`.
     pub(crate) fn proc_driver(&self) -> PathBuf {
         self.layout.node(&self.spec.name).join("proc-driver")
+    }
+
+    /// The files in which it shows its GPUs and MIG instances, as seen from outside: without its own `/dev`, which is made with its
+    /// sandbox.
+    pub(crate) fn kernel_files(&self) -> KernelFiles {
+        hardware::kernel_files(self.proc_driver(), vec![self.driver().join("dev")])
     }
 
     /// Folder that the node sees as `/sys/bus`.

@@ -13,13 +13,13 @@ use rustix::fs::statfs;
 use serde_json::json;
 
 use crate::{
-    hardware::{self, Driver},
+    hardware::{self, Driver, KERNEL_PROGRAM},
     image::PAUSE,
     kubeconfig,
     node::Node,
     pki::Authority,
     run,
-    sandbox::{BIN, Bind, NvidiaDevices},
+    sandbox::{BIN, Bind},
     wait,
 };
 
@@ -30,6 +30,12 @@ const CONTAINERD_TIMEOUT: Duration = Duration::from_mins(2);
 /// `OVERLAYFS_SUPER_MAGIC` of `linux/magic.h`.
 const OVERLAYFS: i64 = 0x794c_7630;
 
+/// Root of the driver on a node.
+const DRIVER: &str = "/run/nvidia/driver";
+/// Writable views of `/proc/driver` and of the driver's `dev`, for the program that shows MIG instances.
+const KERNEL_PROC_DRIVER: &str = "/opt/cluster/proc-driver";
+const KERNEL_DRIVER_DEV: &str = "/opt/cluster/driver-dev";
+
 /// Lays out the hardware of a node.
 pub(crate) fn write_hardware(node: &Node, driver: Option<&Driver>) -> Result<()> {
     hardware::write_sys_bus(&node.sys_bus(), node.spec())?;
@@ -38,7 +44,9 @@ pub(crate) fn write_hardware(node: &Node, driver: Option<&Driver>) -> Result<()>
             hardware::write_proc_driver(&node.proc_driver(), gpus)?;
             driver.write(&node.driver(), gpus)?;
             hardware::write_nvidia_smi(&node.driver())?;
-            hardware::write_driver_devices(&node.driver(), gpus)
+            hardware::write_driver_devices(&node.driver())?;
+            let gpus = gpus.gpus().context("simulated GPUs")?;
+            node.kernel_files().write(&gpus).context("show GPUs and MIG instances")
         }
         _ => Ok(()),
     }
@@ -57,14 +65,30 @@ pub(crate) fn start_sandbox(node: &Node) -> Result<()> {
     ];
     let mut devices = None;
     if let Some(gpus) = &node.spec().gpus {
-        binds.push(read_only(node.driver(), "/run/nvidia/driver"));
+        binds.push(read_only(node.driver(), DRIVER));
         binds.push(read_only(node.proc_driver(), "/proc/driver"));
-        devices = Some(NvidiaDevices {
-            gpus: gpus.gpus().context("simulated GPUs")?.len(),
-            capabilities: gpus.capability_minors().context("simulated MIG instances")?,
-        });
+        let writable = |source, target| Bind {
+            source,
+            target,
+            writable: true,
+        };
+        binds.push(writable(node.proc_driver(), KERNEL_PROC_DRIVER));
+        binds.push(writable(node.driver().join("dev"), KERNEL_DRIVER_DEV));
+        devices = Some(gpus.gpus().context("simulated GPUs")?.len());
     }
-    node.sandbox().start(node.name(), devices.as_ref(), &binds)
+    node.sandbox().start(node.name(), devices, &binds)?;
+    if devices.is_none() {
+        return Ok(());
+    }
+    let library = hardware::library_folder(Path::new(DRIVER));
+    let arguments = [
+        library.as_path(),
+        Path::new(KERNEL_PROC_DRIVER),
+        Path::new("/dev"),
+        Path::new(KERNEL_DRIVER_DEV),
+    ];
+    let arguments = arguments.map(|path| path.display().to_string());
+    node.sandbox().daemon(KERNEL_PROGRAM, &arguments)
 }
 
 /// Starts containerd and waits until it takes requests.

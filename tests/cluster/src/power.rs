@@ -3,7 +3,7 @@
 use std::fs;
 
 use anyhow::{Context, Result};
-use gpunode_scenario::StateFile;
+use gpunode_scenario::{DriverState, StateFile};
 
 use crate::{
     cgroup::{self, Trees},
@@ -42,9 +42,12 @@ impl Node {
         let run = self.path("/run");
         fs::remove_dir_all(&run).with_context(|| format!("empty {}", run.display()))?;
         if self.spec().gpus.is_some() {
-            StateFile::open(&self.driver_dir()?)?
-                .reboot()
-                .context("reset the driver's modes")?;
+            let (dir, files) = (self.driver_dir()?, self.kernel_files());
+            StateFile::open(&dir)?.reboot().context("reset the driver's modes")?;
+            files.forget_nodes()?;
+            files
+                .write(&DriverState::gpus(&dir)?)
+                .context("show what the boot left")?;
         }
         let trees = Trees::find()?;
         let group = cgroup::group(self.layout().folder());

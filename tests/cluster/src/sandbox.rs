@@ -40,15 +40,6 @@ pub(crate) struct Sandbox {
     logs: PathBuf,
 }
 
-/// The device nodes of NVIDIA's driver, beside those that every driver has.
-#[derive(Debug)]
-pub(crate) struct NvidiaDevices {
-    /// Number of `/dev/nvidiaN` nodes.
-    pub(crate) gpus: usize,
-    /// The N of each `/dev/nvidia-caps/nvidia-capN`.
-    pub(crate) capabilities: Vec<u32>,
-}
-
 /// Parts of the machine that are visible inside.
 #[derive(Debug)]
 pub(crate) struct Bind {
@@ -78,8 +69,8 @@ impl Sandbox {
         files::replace(&path, content.as_ref())
     }
 
-    /// Starts the first process.
-    pub(crate) fn start(&self, hostname: &str, nvidia: Option<&NvidiaDevices>, binds: &[Bind]) -> Result<()> {
+    /// Starts the first process; `gpus` is the number of `/dev/nvidiaN` nodes where there is a driver.
+    pub(crate) fn start(&self, hostname: &str, gpus: Option<usize>, binds: &[Bind]) -> Result<()> {
         let tunables = self.cluster.join(&self.id).join("tunables");
         for folder in [&self.root(), &tunables, &self.logs] {
             fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
@@ -110,20 +101,7 @@ impl Sandbox {
         arguments.push(self.root().into());
         arguments.push(hostname.into());
         arguments.push(tunables.into());
-        arguments.push(
-            nvidia
-                .map_or("none".to_owned(), |nvidia| nvidia.gpus.to_string())
-                .into(),
-        );
-        let capabilities = nvidia.map(|nvidia| nvidia.capabilities.as_slice()).unwrap_or_default();
-        arguments.push(
-            capabilities
-                .iter()
-                .map(u32::to_string)
-                .collect::<Vec<_>>()
-                .join(" ")
-                .into(),
-        );
+        arguments.push(gpus.map_or("none".to_owned(), |gpus| gpus.to_string()).into());
         for bind in binds {
             arguments.push(if bind.writable { "rw" } else { "ro" }.into());
             arguments.push(bind.source.clone().into());

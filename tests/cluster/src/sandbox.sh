@@ -1,13 +1,12 @@
 # Creates the file system of a sandbox, then holds its namespaces as its process 1.
 #
 # Runs in new mount, network, PID, UTS and IPC namespaces with:
-#   ROOT HOSTNAME TUNABLES NVIDIA_DEVICES NVIDIA_CAPABILITIES [MODE SOURCE TARGET]...
+#   ROOT HOSTNAME TUNABLES NVIDIA_DEVICES [MODE SOURCE TARGET]...
 # ROOT is the folder that becomes `/`; the machine's programs are visible read-only, and nothing of the machine is writable.
-# NVIDIA_DEVICES is the number of /dev/nvidiaN nodes, or `none` for no NVIDIA device; NVIDIA_CAPABILITIES are the N of
-# /dev/nvidia-caps/nvidia-capN.
+# NVIDIA_DEVICES is the number of /dev/nvidiaN nodes, or `none` for no NVIDIA device. Those of MIG come from gpunode-kernel-files.
 set -eu
-root=$1 hostname=$2 tunables=$3 nvidia_devices=$4 nvidia_capabilities=$5
-shift 5
+root=$1 hostname=$2 tunables=$3 nvidia_devices=$4
+shift 4
 
 # pivot_root wants a mount point.
 mount --bind "$root" "$root"
@@ -84,10 +83,6 @@ if [ "$nvidia_devices" != none ]; then
   while [ $number -lt "$nvidia_devices" ]; do
     mknod -m 666 dev/nvidia$number c 195 $number
     number=$((number + 1))
-  done
-  mkdir dev/nvidia-caps
-  for number in $nvidia_capabilities; do
-    mknod -m 444 dev/nvidia-caps/nvidia-cap$number c 401 "$number"
   done
 fi
 

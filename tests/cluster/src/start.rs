@@ -44,6 +44,9 @@ pub(crate) fn start(layout: &Layout, trees: &Trees, options: &Options) -> Result
     limits::raise(progress);
     let has_gpus = options.nodes.nodes.iter().any(|node| node.gpus.is_some());
     let driver = has_gpus.then(|| Driver::find(options)).transpose()?;
+    if let Some(driver) = &driver {
+        driver.install_kernel_program(&layout.bin())?;
+    }
     let images = image::build(&layout.bin(), &layout.images()).context("make test images")?;
     let authority = Authority::new()?;
 

@@ -13,7 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gpunode_scenario::{Event, ReturnCode, State};
+use gpunode_scenario::{Event, FolderWatch, ReturnCode, State};
 use nvml_wrapper_sys::bindings::{
     nvmlEventData_t, nvmlEventTypeClock, nvmlEventTypeDoubleBitEccError, nvmlEventTypePState,
     nvmlEventTypeSingleBitEccError, nvmlEventTypeXidCriticalError,
@@ -24,7 +24,6 @@ use crate::{
     library::Answer,
     node::{GpuCall, Node},
     usage::NO_INSTANCE,
-    watch::Watch,
 };
 
 /// Types that can be registered on every simulated board; only XIDs ever happen.
@@ -48,7 +47,7 @@ struct Sets {
 
 /// One event set.
 pub(crate) struct EventSet {
-    watch: Watch,
+    watch: FolderWatch,
     registrations: Mutex<BTreeMap<usize, Registration>>,
     /// True after a registration that answered `UNKNOWN`: the set delivers nothing any more.
     is_undefined: AtomicBool,
@@ -84,7 +83,7 @@ impl EventSets {
     /// A new, empty set.
     pub(crate) fn create(&self, node: &Node) -> EventSetHandle {
         let set = Arc::new(EventSet {
-            watch: Watch::new(node.dir()),
+            watch: FolderWatch::new(node.dir()),
             registrations: Mutex::default(),
             is_undefined: AtomicBool::new(false),
         });

@@ -22,4 +22,3 @@ mod modes;
 mod node;
 mod resource_manager;
 mod usage;
-mod watch;

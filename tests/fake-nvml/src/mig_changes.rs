@@ -31,9 +31,6 @@ pub(crate) fn set_mode(call: &GpuCall, function: &str, mode: u32) -> Answer<Retu
     };
     let gpu = call.hardware()?;
     mig::capable(gpu)?;
-    if call.node().scenario().virtualization == Virtualization::Vgpu {
-        return Err(ReturnCode::NotSupported);
-    }
     change(call, function, |mig| {
         if mig.enabled == enabled {
             mig.pending = None;
@@ -44,6 +41,9 @@ pub(crate) fn set_mode(call: &GpuCall, function: &str, mode: u32) -> Answer<Retu
             return Ok(code);
         }
         mig.set_mode(enabled);
+        if gpu.board.keeps_mig_mode() {
+            mig.minor = call.state().minor_after_mode.or(mig.minor);
+        }
         Ok(ReturnCode::Success)
     })
 }
@@ -153,8 +153,12 @@ fn start(placement: Option<Placement>, size: u32) -> Answer<Option<u32>> {
     }
 }
 
+/// Changes MIG of a GPU, which no virtual machine with a part of one may.
 fn change<T>(call: &GpuCall, function: &str, change: impl Fn(&mut MigState) -> Answer<T>) -> Answer<T> {
     let gpu = call.described()?;
+    if call.node().scenario().virtualization == Virtualization::Vgpu {
+        return Err(ReturnCode::NotSupported);
+    }
     let change = |mig: &mut MigState| match call.state().failure_at(function, mig.instances.len()) {
         Some(code) => Err(code),
         None => change(mig),

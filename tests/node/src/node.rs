@@ -2,7 +2,7 @@
 
 use crate::built::built;
 use anyhow::{Context as _, Result};
-use gpunode_scenario::{Gpu, HOOK_PROGRAM, MIG_MINORS_FILE, Scenario, StateFile, Topology};
+use gpunode_scenario::{DriverState, Gpu, HOOK_PROGRAM, KernelFiles, Scenario, StateFile, Topology};
 use serde_json::{Value, json};
 use std::{
     fs, io,
@@ -11,6 +11,8 @@ use std::{
         net::UnixListener,
     },
     path::{Path, PathBuf},
+    sync::Arc,
+    thread,
 };
 use tempfile::TempDir;
 
@@ -30,6 +32,8 @@ pub const NAME: &str = "node";
 pub struct Node {
     folder: TempDir,
     scenario: Scenario,
+    /// Ends what follows the driver.
+    exists: Arc<()>,
 }
 
 impl Node {
@@ -55,6 +59,7 @@ impl Node {
         let node = Self {
             folder: tempfile::tempdir().context("make a folder for the node")?,
             scenario,
+            exists: Arc::default(),
         };
         fs::create_dir_all(node.device_plugins())?;
         let devices = node.host_root().join("dev");
@@ -62,24 +67,31 @@ impl Node {
         for control in ["nvidiactl", "nvidia-uvm"] {
             symlink(DEVICE_NODE, devices.join(control))?;
         }
-        for gpu in node.scenario.gpus()? {
-            node.add_function(&gpu)?;
-            symlink(DEVICE_NODE, devices.join(format!("nvidia{}", gpu.minor)))?;
-        }
-        let minors = node.host_root().join(MIG_MINORS_FILE);
-        fs::create_dir_all(minors.parent().context("the folder of MIG capabilities")?)?;
-        fs::write(minors, node.scenario.mig_minors()?)?;
-        for (path, text) in node.scenario.capability_files()? {
-            let path = node.host_root().join(path);
-            fs::create_dir_all(path.parent().context("the folder of a capability")?)?;
-            fs::write(path, text)?;
-        }
-        fs::create_dir_all(devices.join("nvidia-caps"))?;
-        for minor in node.scenario.capability_minors()? {
-            symlink(DEVICE_NODE, devices.join(format!("nvidia-caps/nvidia-cap{minor}")))?;
+        let gpus = node.scenario.gpus()?;
+        gpus.iter().try_for_each(|gpu| node.add_function(gpu))?;
+        node.kernel_files().write(&gpus)?;
+        if gpus.iter().any(|gpu| gpu.board.max_mig_devices > 0) {
+            node.follow_driver();
         }
         node.install_toolkit()?;
         Ok(node)
+    }
+
+    /// The files in which the node shows its MIG instances.
+    fn kernel_files(&self) -> KernelFiles {
+        KernelFiles {
+            proc_driver: self.host_root().join("proc/driver"),
+            devices: vec![self.host_root().join("dev")],
+            make_node: |path, _| symlink(DEVICE_NODE, path),
+        }
+    }
+
+    /// Shows MIG instances that programs create and destroy, as the kernel module does, as long as the node exists.
+    fn follow_driver(&self) {
+        let (files, library) = (self.kernel_files(), self.library_folder());
+        let node = Arc::downgrade(&self.exists);
+        // It ends a second after the node at the latest, for which no test waits.
+        thread::spawn(move || files.follow(&library, || node.strong_count() == 0));
     }
 
     fn add_function(&self, gpu: &Gpu) -> Result<()> {
@@ -192,7 +204,18 @@ impl Node {
         Ok(fs::rename(new, module)?)
     }
 
-    /// Gives the machine another boot.
+    /// Reboots the machine: boot id, driver and boards, and what the kernel shows of MIG. Processes of the node are the test's business.
+    pub fn power_cycle(&self, boot_id: &str) -> Result<()> {
+        let state = self.state()?;
+        state.reboot()?;
+        let files = self.kernel_files();
+        files.forget_nodes()?;
+        files.write(&DriverState::gpus(&self.library_folder())?)?;
+        self.load_module()?;
+        self.reboot(boot_id)
+    }
+
+    /// Gives the machine another boot id.
     pub fn reboot(&self, boot_id: &str) -> Result<()> {
         let file = self.host_root().join("proc/sys/kernel/random/boot_id");
         fs::create_dir_all(file.parent().context("the folder of the boot id")?)?;

@@ -3,6 +3,7 @@
 
 use super::{GpuInstance, GpuLayout, GpuMigState};
 use gpunode_mig::PlacedInstance;
+use std::fmt;
 
 /// One call of the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,6 +29,31 @@ pub enum MigStep {
         /// Id of the GPU instance.
         gpu_instance: u32,
     },
+}
+
+impl fmt::Display for MigStep {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::DestroyCompute {
+                gpu_instance,
+                compute_instance,
+            } => write!(
+                f,
+                "destroy compute instance {compute_instance} of GPU instance {gpu_instance}"
+            ),
+            Self::Destroy { gpu_instance } => write!(f, "destroy GPU instance {gpu_instance}"),
+            Self::SetMode(true) => f.write_str("turn MIG on"),
+            Self::SetMode(false) => f.write_str("turn MIG off"),
+            Self::Create(placed) => write!(
+                f,
+                "create a GPU instance of profile {} at slice {}",
+                placed.profile, placed.placement.start
+            ),
+            Self::CreateCompute { gpu_instance } => {
+                write!(f, "create the compute instance of GPU instance {gpu_instance}")
+            }
+        }
+    }
 }
 
 /// Returns the next step from `state` to `wanted`; none once they are equal. What goes goes first, then the mode changes, then

@@ -77,6 +77,7 @@ impl Host {
             probe_now: Arc::new(Notify::new()),
             release,
             mps_dir: self.root.path().join("mps"),
+            alone: watch::Sender::new(false).subscribe(),
             driver_events: None,
             metrics: AgentMetrics::new(),
         };
@@ -338,6 +339,7 @@ async fn a_driver_container_that_is_not_ready_is_waited_for_and_a_driver_in_use_
         probe_now: Arc::new(Notify::new()),
         release: ReleaseRequest::new(None, host.root.path()),
         mps_dir: host.root.path().join("mps"),
+        alone: watch::Sender::new(false).subscribe(),
         driver_events: None,
         metrics: AgentMetrics::new(),
     };

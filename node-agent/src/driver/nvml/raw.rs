@@ -1,6 +1,12 @@
 //! Makes the calls that nvml-wrapper lacks or gets wrong. The only unsafe code of the agent.
+//!
+//! | module | what it does |
+//! |---|---|
+//! | `mig_instances` | creates, lists and destroys MIG instances |
 
 #![allow(unsafe_code, reason = "NVML is a C library")]
+
+pub mod mig_instances;
 
 use super::error::is_missing;
 use gpunode_gpu::{Fabric, FabricRegistration};

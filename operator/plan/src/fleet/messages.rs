@@ -129,18 +129,19 @@ pub fn not_in_force_on(node: &str, cause: &str, counts: &NodeCounts) -> String {
     )
 }
 
-/// Devices that wait for pods to end, of which `first` is the first.
+/// Devices that wait for pods to end, or for another obstacle to go, of which `first` is the first.
 pub fn devices_waiting(devices: usize, nodes: usize, first: &NodeWaiting) -> String {
     let (wait, on) = (
         plural(devices, "device waits", "devices wait"),
         plural(nodes, "node", "nodes"),
     );
-    let pods = match first.pods.len() {
-        0 => "the kubelet".to_owned(),
-        _ => named(first.pods.iter().map(String::as_str), MAX_NAMED),
+    let cause = match (&first.message, first.pods.len()) {
+        (Some(message), 0) => format!(": {message}"),
+        (None, 0) => " for the kubelet".to_owned(),
+        _ => format!(" for {}", named(&first.pods, MAX_NAMED)),
     };
     format!(
-        "{wait} on {on}, first on {} for {pods}; status.waiting names the pods",
+        "{wait} on {on}, first on {}{cause}; status.waiting names each cause",
         first.node
     )
 }
@@ -150,7 +151,7 @@ pub fn devices_waiting(devices: usize, nodes: usize, first: &NodeWaiting) -> Str
 pub fn in_force(waiting: usize, old: i32, lost: i32, overridden: Option<(&str, &str)>, counts: &NodeCounts) -> String {
     let waiting = match waiting {
         0 => String::new(),
-        nodes => format!("; on {nodes} of them, devices wait for the pods that hold them"),
+        nodes => format!("; on {nodes} of them, devices wait, as condition Waiting says"),
     };
     // Tells no nodes: which agents are old is not known.
     let old = match old {
@@ -228,23 +229,32 @@ mod tests {
             node: "n".to_owned(),
             device: "GPU-1".to_owned(),
             pods: pods.iter().map(|pod| (*pod).to_owned()).collect(),
+            message: None,
         };
         assert_eq!(
             devices_waiting(3, 2, &waiting(&["a/b", "c/d"])),
-            "3 devices wait on 2 nodes, first on n for a/b, c/d; status.waiting names the pods"
+            "3 devices wait on 2 nodes, first on n for a/b, c/d; status.waiting names each cause"
         );
         assert_eq!(
             devices_waiting(1, 1, &waiting(&[])),
-            "1 device waits on 1 node, first on n for the kubelet; status.waiting names the pods"
+            "1 device waits on 1 node, first on n for the kubelet; status.waiting names each cause"
+        );
+        let blocked = NodeWaiting {
+            message: Some("a process is on it".to_owned()),
+            ..waiting(&[])
+        };
+        assert_eq!(
+            devices_waiting(1, 1, &blocked),
+            "1 device waits on 1 node, first on n: a process is on it; status.waiting names each cause"
         );
         assert_eq!(
             in_force(1, 0, 1, Some(("n", "label a by policy p (priority 1)")), &COUNTS),
-            "in force on 1 of 4 matched nodes; on 1 of them, devices wait for the pods that hold them; overridden on 2 \
+            "in force on 1 of 4 matched nodes; on 1 of them, devices wait, as condition Waiting says; overridden on 2 \
              nodes, first on n: label a by policy p (priority 1)"
         );
         assert_eq!(
             in_force(1, 2, 0, None, &COUNTS),
-            "in force on 2 of 4 matched nodes; on 1 of them, devices wait for the pods that hold them; 2 agents are not updated"
+            "in force on 2 of 4 matched nodes; on 1 of them, devices wait, as condition Waiting says; 2 agents are not updated"
         );
     }
 }

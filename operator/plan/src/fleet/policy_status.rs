@@ -140,7 +140,13 @@ fn degraded(tally: &PolicyTally, counts: &NodeCounts) -> UntimedCondition {
 fn waiting(tally: &PolicyTally, ready: &UntimedCondition) -> UntimedCondition {
     let condition = |holds, reason, message| UntimedCondition::new(ConditionType::Waiting, holds, reason, message);
     if let Some((devices, nodes, first)) = tally.waiting_devices() {
-        condition(true, Reason::PodsHoldDevices, devices_waiting(devices, nodes, first))
+        let is_held = first.message.is_none() || !first.pods.is_empty();
+        let reason = if is_held {
+            Reason::PodsHoldDevices
+        } else {
+            Reason::MigBlocked
+        };
+        condition(true, reason, devices_waiting(devices, nodes, first))
     } else if ready.holds {
         condition(false, Reason::NothingWaits, NOTHING_WAITS.to_owned())
     } else {

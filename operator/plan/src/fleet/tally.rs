@@ -345,6 +345,7 @@ mod tests {
                 node: node.to_owned(),
                 device: device.to_owned(),
                 pods: Vec::new(),
+                message: None,
             });
             tally.add(
                 node,

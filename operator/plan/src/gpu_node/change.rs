@@ -1,7 +1,7 @@
 //! A write to the `GpuNode` of one node.
 
 use crate::input::gpu_node_facts::GpuNodeFacts;
-use gpunode_crds::{Configuration, ConfigurationStep, GpuNode};
+use gpunode_crds::{Configuration, ConfigurationStep, DisruptiveChange, GpuNode};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{OwnerReference, Time};
 
 /// Write to the `GpuNode` of one node. Each write except a creation is refused unless the object has the version given.
@@ -12,7 +12,7 @@ pub enum GpuNodeChange {
     None,
     /// Creates the object.
     Create(Box<GpuNode>),
-    /// Sets or removes the configuration.
+    /// Sets or removes the configuration, and removes `spec.change`, which belongs to the one before.
     Configure {
         /// `metadata.resourceVersion`.
         resource_version: String,
@@ -21,12 +21,15 @@ pub enum GpuNodeChange {
         /// `spec.step`; set where the node worked before, so that a rollout waits for it.
         step: Option<ConfigurationStep>,
     },
-    /// Ends the node's step in a rollout, or records its state.
+    /// Ends the node's step in a rollout, or records its state; approves a change under the configuration, or takes the
+    /// approval back.
     Step {
         /// `metadata.resourceVersion`.
         resource_version: String,
         /// `spec.step`.
         step: Option<ConfigurationStep>,
+        /// `spec.change`.
+        change: Option<DisruptiveChange>,
     },
     /// Passes on to the agent what people request, and who else serves the GPUs.
     Requests {

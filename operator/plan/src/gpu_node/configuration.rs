@@ -1,14 +1,18 @@
 //! The configuration in `GpuNode.spec`.
 
 use crate::{
-    gpu_node::{change::GpuNodeChange, requests::initial_requests},
-    input::{context::NodeContext, facts::NodeFacts, gpu_node_facts::GpuNodeFacts, policies::Policy},
+    gpu_node::{change::GpuNodeChange, mig_progress::blocked_gpus, requests::initial_requests},
+    input::{
+        context::NodeContext, facts::NodeFacts, gpu_node_facts::GpuNodeFacts, mig_manager::runs_mig_manager,
+        policies::Policy,
+    },
     rollout_stage::RolloutStage,
     time::whole_second,
 };
 use gpunode_config::CONFIG_VERSION;
 use gpunode_crds::{
-    Configuration, ConfigurationStep, GpuNode, GpuNodeSpec, GpuNodeStatus, MAX_FAILED_MESSAGE, NodeWaiting,
+    ChangeState, Configuration, ConfigurationStep, DisruptiveChange, GpuNode, GpuNodeSpec, GpuNodeStatus,
+    MAX_FAILED_MESSAGE, NodeWaiting,
 };
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{OwnerReference, Time};
@@ -27,23 +31,29 @@ pub fn desired_configuration(governing: &Policy) -> Option<Configuration> {
     })
 }
 
-/// Part of a policy's configuration that the agent of a node cannot read.
+/// Obstacle to a policy's configuration on a node, which keeps the one that it has.
 #[derive(Debug, PartialEq, Eq)]
-pub enum UnreadableConfiguration<'a> {
+pub enum ConfigurationObstacle<'a> {
+    /// The configuration has a MIG layout, and NVIDIA's mig-manager changes MIG on the node.
+    MigManager,
     /// The agent reads these versions of the document alone.
     Version(&'a [i32]),
     /// Fields, and values of enums, that the agent does not know.
     Fields(Vec<&'a str>),
 }
 
-/// Returns the part of a policy's configuration that the agent of the node cannot read, as far as it reports what it can.
-pub fn unreadable_configuration<'a>(
+/// Returns the obstacle to a policy's configuration on a node: mig-manager, or a part that the agent cannot read, as far as it
+/// reports what it can.
+pub fn configuration_obstacle<'a>(
     governing: &'a Policy,
-    gpu_node: Option<&'a GpuNodeFacts>,
-) -> Option<UnreadableConfiguration<'a>> {
-    let agent = gpu_node?.status()?.agent.as_ref()?;
+    context: NodeContext<'a>,
+) -> Option<ConfigurationObstacle<'a>> {
+    if is_mig_managed(governing, context.node) {
+        return Some(ConfigurationObstacle::MigManager);
+    }
+    let agent = context.status()?.agent.as_ref()?;
     if !agent.config_versions.is_empty() && !agent.config_versions.contains(&CONFIG_VERSION) {
-        return Some(UnreadableConfiguration::Version(&agent.config_versions));
+        return Some(ConfigurationObstacle::Version(&agent.config_versions));
     }
     if agent.config_fields.is_empty() {
         return None;
@@ -54,12 +64,18 @@ pub fn unreadable_configuration<'a>(
         .map(String::as_str)
         .filter(|field| !known.contains(field))
         .collect();
-    (!unknown.is_empty()).then_some(UnreadableConfiguration::Fields(unknown))
+    (!unknown.is_empty()).then_some(ConfigurationObstacle::Fields(unknown))
+}
+
+/// Returns true if the policy has a MIG layout and mig-manager changes MIG on the node.
+pub fn is_mig_managed(governing: &Policy, node: &NodeFacts) -> bool {
+    let plugin = governing.device_plugin.as_ref();
+    plugin.is_some_and(|plugin| plugin.has_mig_layout) && runs_mig_manager(node)
 }
 
 /// Returns true if the policy's configuration can be written for the node.
-pub fn is_writable(governing: &Policy, gpu_node: Option<&GpuNodeFacts>) -> bool {
-    desired_configuration(governing).is_some() && unreadable_configuration(governing, gpu_node).is_none()
+pub fn is_writable(governing: &Policy, context: NodeContext<'_>) -> bool {
+    desired_configuration(governing).is_some() && configuration_obstacle(governing, context).is_none()
 }
 
 /// Returns true if a node needs MPS daemons: for its configuration, or because daemons still run there. The label must outlive
@@ -71,26 +87,24 @@ pub fn needs_mps(governing: Option<&Policy>, context: NodeContext<'_>) -> bool {
     is_desired || context.status().is_some_and(|status| !status.mps_daemons.is_empty())
 }
 
-/// Returns the change that gives a node the configuration of its governing policy, or takes it away. `stage` is the node's
-/// stage on the way to that configuration.
+/// Returns the change that gives a node the configuration of its governing policy, or takes it away; with the configuration there,
+/// the change of its step and of its approval. `stage` is the node's stage on the way to that configuration, and `is_permitted`
+/// says if a pending one may go on.
 pub fn configuration_change(
     governing: Option<&Policy>,
     context: NodeContext<'_>,
     stage: Option<&RolloutStage>,
+    is_permitted: bool,
 ) -> GpuNodeChange {
     let NodeContext { node, now, .. } = context;
     match (governing, context.gpu_node) {
         (Some(policy), Some(gpu_node)) => {
-            let desired =
-                desired_configuration(policy).filter(|_| unreadable_configuration(policy, Some(gpu_node)).is_none());
+            let desired = desired_configuration(policy).filter(|_| configuration_obstacle(policy, context).is_none());
             match (desired, &gpu_node.spec.config) {
+                (None, _) if is_mig_managed(policy, node) => withdraw_approval(gpu_node),
                 (None, _) => GpuNodeChange::None,
                 (Some(desired), Some(current)) if desired == *current => {
-                    // A step that the agent has finished needs no write.
-                    let step = gpu_node.unfinished_step();
-                    step.map_or(GpuNodeChange::None, |step| {
-                        step_change(gpu_node, step, policy, stage, now)
-                    })
+                    step_change(gpu_node, policy, stage, is_permitted, context)
                 }
                 (Some(desired), _) => {
                     let has_worked = matches!(stage, Some(RolloutStage::Pending | RolloutStage::Stepping));
@@ -102,6 +116,7 @@ pub fn configuration_change(
                 }
             }
         }
+        (Some(policy), None) if is_mig_managed(policy, node) => GpuNodeChange::None,
         (Some(policy), None) => desired_configuration(policy).map_or(GpuNodeChange::None, |desired| {
             let mut gpu_node = GpuNode::new(
                 &node.name,
@@ -126,43 +141,96 @@ pub fn configuration_change(
     }
 }
 
-/// Returns the change of the unfinished step of a node that already has the desired configuration.
+/// Returns the change of the step, and of the approval, of a node that already has the desired configuration. What the agent has
+/// finished needs no write.
 fn step_change(
     gpu_node: &GpuNodeFacts,
-    step: &ConfigurationStep,
     policy: &Policy,
     stage: Option<&RolloutStage>,
-    now: Timestamp,
+    is_permitted: bool,
+    context: NodeContext<'_>,
 ) -> GpuNodeChange {
-    let next = match stage {
+    let now = context.now;
+    let mut step = gpu_node.step.clone();
+    let mut change = gpu_node
+        .change
+        .clone()
+        .filter(|_| !loses_change(gpu_node, stage, context));
+    let unfinished = gpu_node.unfinished_step();
+    match stage {
         // An older agent does not say that it has finished the step. Left in the spec, it would count again in an outage.
-        Some(RolloutStage::Done) => None,
-        Some(RolloutStage::Stopped(why)) if step.failed.is_none() => {
+        Some(RolloutStage::Done) if unfinished.is_some() => step = None,
+        Some(RolloutStage::Stopped(why)) if unfinished.is_none_or(|step| step.failed.is_none()) => {
+            let approved = || gpu_node.unfinished_approval().map(|approval| approval.since.clone());
+            let started_at = unfinished.map(|step| step.started_at.clone()).or_else(approved);
             let failed = Some(why.chars().take(MAX_FAILED_MESSAGE).collect());
-            Some(ConfigurationStep { failed, ..step.clone() })
+            step = started_at.map(|started_at| ConfigurationStep {
+                started_at,
+                generation: unfinished.map_or(policy.generation, |step| step.generation),
+                failed,
+            });
         }
-        Some(RolloutStage::Stepping) if step.generation != policy.generation => Some(new_step(gpu_node, policy, now)),
-        _ => return GpuNodeChange::None,
-    };
+        Some(RolloutStage::Stepping) if unfinished.is_some_and(|step| step.generation != policy.generation) => {
+            step = Some(new_step(gpu_node, policy, now));
+        }
+        Some(RolloutStage::Pending) if is_permitted => {
+            (step, change) = (None, new_approval(gpu_node, now));
+        }
+        _ => {}
+    }
+    if (&step, &change) == (&gpu_node.step, &gpu_node.change) {
+        return GpuNodeChange::None;
+    }
     GpuNodeChange::Step {
         resource_version: gpu_node.resource_version.clone(),
-        step: next,
+        step,
+        change,
+    }
+}
+
+/// Returns true if the change in the spec belongs to another configuration, or is an unfinished approval and the node must not
+/// change: its GPUs are released or served by a DRA driver, or it is down for longer than a step may take.
+fn loses_change(gpu_node: &GpuNodeFacts, stage: Option<&RolloutStage>, context: NodeContext<'_>) -> bool {
+    let keeps_place = matches!(stage, Some(RolloutStage::Stepping | RolloutStage::Stopped(_)));
+    let must_not_change = context.is_released() || context.is_served_by_dra() || (!context.node.ready && !keeps_place);
+    let is_void = gpu_node.change.as_ref().is_some_and(|change| gpu_node.is_void(change));
+    is_void || (must_not_change && gpu_node.unfinished_approval().is_some())
+}
+
+/// Returns the change that takes an unfinished approval back; none if there is none. What the agent has begun it finishes.
+pub fn withdraw_approval(gpu_node: &GpuNodeFacts) -> GpuNodeChange {
+    if gpu_node.unfinished_approval().is_none() {
+        return GpuNodeChange::None;
+    }
+    GpuNodeChange::Step {
+        resource_version: gpu_node.resource_version.clone(),
+        step: gpu_node.step.clone(),
+        change: None,
     }
 }
 
 fn new_step(gpu_node: &GpuNodeFacts, policy: &Policy, now: Timestamp) -> ConfigurationStep {
+    let before = gpu_node.step.as_ref().map(|step| step.started_at.0);
     ConfigurationStep {
-        started_at: Time(step_start(gpu_node, now)),
+        started_at: Time(unused_second([before, gpu_node.finished_step], now)),
         generation: policy.generation,
         failed: None,
     }
 }
 
-/// Returns the start of a new step: the first second that neither the step before nor the agent's report has, which
-/// would finish the new one.
-fn step_start(gpu_node: &GpuNodeFacts, now: Timestamp) -> Timestamp {
-    let before = gpu_node.step.as_ref().map(|step| step.started_at.0);
-    let taken = [before, gpu_node.finished_step].map(|start| start.map(whole_second));
+/// Returns the approval of what the configuration in the spec needs.
+fn new_approval(gpu_node: &GpuNodeFacts, now: Timestamp) -> Option<DisruptiveChange> {
+    let before = gpu_node.change.as_ref().map(|change| change.since.0);
+    Some(DisruptiveChange {
+        state: ChangeState::Approved,
+        hash: gpu_node.configuration()?.hash.clone(),
+        since: Time(unused_second([before, gpu_node.finished_change], now)),
+    })
+}
+
+/// Returns the first second that neither the step or change before nor the agent's report has, which would finish the new one.
+fn unused_second(taken: [Option<Timestamp>; 2], now: Timestamp) -> Timestamp {
+    let taken = taken.map(|start| start.map(whole_second));
     let start = whole_second(now);
     (0..=2)
         .filter_map(|seconds| start.checked_add(SignedDuration::from_secs(seconds)).ok())
@@ -170,8 +238,8 @@ fn step_start(gpu_node: &GpuNodeFacts, now: Timestamp) -> Timestamp {
         .unwrap_or(start)
 }
 
-/// Returns the devices of a node whose change waits for their holders; none of a node that is down, whose agent reports pods
-/// that may have ended long ago.
+/// Returns the devices of a node whose change waits for their holders, and the GPUs that something else keeps from their layout;
+/// none of a node that is down, whose agent reports pods that may have ended long ago.
 pub fn waiting_devices(context: NodeContext<'_>) -> Vec<NodeWaiting> {
     let status = context.status().filter(|_| context.node.ready);
     let devices = status.into_iter().flat_map(|status| &status.waiting);
@@ -179,8 +247,9 @@ pub fn waiting_devices(context: NodeContext<'_>) -> Vec<NodeWaiting> {
         node: context.node.name.clone(),
         device: it.device.clone(),
         pods: it.pods.clone(),
+        message: None,
     });
-    waiting.collect()
+    waiting.chain(blocked_gpus(context)).collect()
 }
 
 fn configure(gpu_node: &GpuNodeFacts, config: Option<Configuration>, step: Option<ConfigurationStep>) -> GpuNodeChange {

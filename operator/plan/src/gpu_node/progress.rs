@@ -5,10 +5,12 @@
 
 use crate::{
     gpu_node::{
-        configuration::{UnreadableConfiguration, desired_configuration, unreadable_configuration},
+        configuration::{ConfigurationObstacle, configuration_obstacle, desired_configuration},
+        mig_progress::{failed_change, has_phase, mig_failure, unfinished_change},
         progress_messages::{
             INVALID_CONFIGURATION, NO_DEVICE_PLUGIN, NO_READY_CONDITION, NODE_NOT_READY, OTHER_CONFIGURATION, RELEASED,
-            deadline_exceeded, hand_over_pending, not_allocatable, unknown_fields, unreadable_version,
+            deadline_exceeded, hand_over_pending, mig_manager_is_there, not_allocatable, unknown_fields,
+            unreadable_version,
         },
     },
     input::{context::NodeContext, facts::NodeFacts, gpu_node_facts::GpuNodeFacts, policies::Policy},
@@ -16,7 +18,7 @@ use crate::{
     rollout_stage::RolloutStage,
     time::earliest,
 };
-use gpunode_crds::{AgentMode, ConditionType, GpuNodeStatus, Reason, SERVED_BY_DRA};
+use gpunode_crds::{AgentMode, ConditionType, GpuNodeStatus, MigPhase, Reason, SERVED_BY_DRA};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
@@ -26,12 +28,16 @@ pub fn agent_outcome(governing: &Policy, context: NodeContext<'_>) -> (PolicyOut
         let why = governing.refusal.as_deref().unwrap_or(INVALID_CONFIGURATION);
         return (PolicyOutcome::failed(Reason::InvalidSpec, why), None);
     };
-    if let Some(unreadable) = unreadable_configuration(governing, context.gpu_node) {
-        let message = match unreadable {
-            UnreadableConfiguration::Version(versions) => unreadable_version(versions, desired.version),
-            UnreadableConfiguration::Fields(fields) => unknown_fields(&fields),
+    if let Some(obstacle) = configuration_obstacle(governing, context) {
+        let (reason, message) = match obstacle {
+            ConfigurationObstacle::MigManager => (Reason::MigManager, mig_manager_is_there()),
+            ConfigurationObstacle::Version(versions) => (
+                Reason::ConfigurationPending,
+                unreadable_version(versions, desired.version),
+            ),
+            ConfigurationObstacle::Fields(fields) => (Reason::ConfigurationPending, unknown_fields(&fields)),
         };
-        return (PolicyOutcome::failed(Reason::ConfigurationPending, message), None);
+        return (PolicyOutcome::failed(reason, message), None);
     }
     outcome_in_force(governing, &desired.hash, context)
 }
@@ -46,7 +52,11 @@ pub fn outcome_in_force(
         hash,
         policy: Some(&governing.name),
     };
-    outcome_of(assigned, ProgressDeadline::of(governing, context), context)
+    let deadline = ProgressDeadline::of(governing, context);
+    match outcome_of(assigned, deadline, context) {
+        (PolicyOutcome::Ready, None) => mig_outcome(deadline, context),
+        outcome => outcome,
+    }
 }
 
 /// Returns true if an agent, perhaps of another policy, serves a node with the configuration of this hash.
@@ -78,16 +88,18 @@ pub fn rollout_stage(governing: &Policy, context: NodeContext<'_>) -> Option<(Ro
     };
     let (outcome, recheck) = outcome_of(assigned, deadline, context);
     let is_desired = *current == desired;
+    let is_approved = gpu_node.unfinished_approval().is_some();
+    let has_failed_gpu = context.status().and_then(failed_change).is_some();
     // A recorded failure lasts, whatever becomes of the node: the configuration is as bad as it was.
     if is_desired
-        && outcome != PolicyOutcome::Ready
+        && (outcome != PolicyOutcome::Ready || is_approved || has_failed_gpu)
         && let Some(why) = recorded_failure(gpu_node, &current.hash)
     {
         return Some((RolloutStage::Stopped(why), None));
     }
     // Another owner of the GPUs is no failure of this configuration.
     let is_down = context.is_down() || context.is_served_by_dra();
-    if unreadable_configuration(governing, Some(gpu_node)).is_some() {
+    if configuration_obstacle(governing, context).is_some() {
         let works = match outcome {
             PolicyOutcome::Ready => true,
             PolicyOutcome::Updating => !is_down && has_in_force(gpu_node, &current.hash),
@@ -106,10 +118,28 @@ pub fn rollout_stage(governing: &Policy, context: NodeContext<'_>) -> Option<(Ro
     {
         return Some((RolloutStage::Stepping, earliest([recheck, Some(end)])));
     }
+    if is_approved
+        && !context.is_released()
+        && !context.is_served_by_dra()
+        && let Some(stage) = approved_stage(&outcome, is_desired, deadline, context)
+    {
+        return Some(stage);
+    }
     let is_stepping = gpu_node.unfinished_step().is_some_and(|step| step.failed.is_none());
     // Maps the outcome to a stage, depending on a step under way.
     let stage = match outcome {
-        PolicyOutcome::Ready if is_desired => RolloutStage::Done,
+        PolicyOutcome::Ready
+            if is_desired
+                && context
+                    .status()
+                    .is_some_and(|it| has_phase(it, MigPhase::AwaitingApproval)) =>
+        {
+            RolloutStage::Pending
+        }
+        PolicyOutcome::Ready if is_desired => match unapproved_change_ends(deadline, context) {
+            Some(end) => return Some((RolloutStage::Stepping, Some(end))),
+            None => RolloutStage::Done,
+        },
         PolicyOutcome::Ready => RolloutStage::Pending,
         // A node that goes down during its step keeps its stage for as long as any other would.
         PolicyOutcome::Updating | PolicyOutcome::Failed { .. } if is_stepping && is_down => {
@@ -137,6 +167,73 @@ pub fn rollout_stage(governing: &Policy, context: NodeContext<'_>) -> Option<(Ro
     Some((stage, None))
 }
 
+/// Returns the stage of a node with an unfinished approval; none once nobody waits for it. `outcome` is that of its agent.
+fn approved_stage(
+    outcome: &PolicyOutcome,
+    is_desired: bool,
+    deadline: ProgressDeadline,
+    context: NodeContext<'_>,
+) -> Option<(RolloutStage, Option<Timestamp>)> {
+    let status = context.status();
+    let stopped = |reason: Reason, message: &str| {
+        let why = format!("{}: {message}", reason.as_str());
+        // Another configuration may mend it.
+        is_desired.then_some((RolloutStage::Stopped(why), None))
+    };
+    if let Some(message) = status.and_then(failed_change) {
+        return stopped(Reason::MigFailed, &message);
+    }
+    // A person reboots it when it suits; it is down meanwhile.
+    if status.is_some_and(|status| has_phase(status, MigPhase::RebootRequired)) {
+        return Some((RolloutStage::Stepping, None));
+    }
+    match (outcome, deadline.step_ends()) {
+        (PolicyOutcome::Failed { reason, message }, _) if context.node.ready => stopped(*reason, message),
+        // A node that goes down keeps its place for as long as in a step: others must not follow it at once.
+        (_, Some(end)) => Some((RolloutStage::Stepping, Some(end))),
+        (_, None) if !context.node.ready => None,
+        (_, None) => {
+            let message = deadline_exceeded(deadline.allowed, &unfinished_change(status));
+            stopped(Reason::ProgressDeadlineExceeded, &message)
+        }
+    }
+}
+
+/// Returns the end of the time in which a change without an approval uses the rollout's budget; none if none is under way. The
+/// approval was taken back after the agent had begun, or the agent makes the layout again after a reboot.
+fn unapproved_change_ends(deadline: ProgressDeadline, context: NodeContext<'_>) -> Option<Timestamp> {
+    let is_changing = context
+        .status()
+        .is_some_and(|status| has_phase(status, MigPhase::Applying));
+    let began = deadline.latest(deadline.began, context.node.ready_since);
+    deadline.later_end(began).filter(|_| is_changing)
+}
+
+/// Returns the outcome of the MIG layouts of a node whose agent serves it.
+fn mig_outcome(deadline: ProgressDeadline, context: NodeContext<'_>) -> (PolicyOutcome, Option<Timestamp>) {
+    let Some((gpu_node, status)) = context.gpu_node.zip(context.status()) else {
+        return (PolicyOutcome::Ready, None);
+    };
+    if let Some((reason, message)) = mig_failure(status) {
+        return (PolicyOutcome::failed(reason, message), None);
+    }
+    let is_approved = gpu_node.unfinished_approval().is_some();
+    if is_approved || has_phase(status, MigPhase::Applying) {
+        let began = deadline.latest(deadline.began, context.node.ready_since);
+        let message = unfinished_change(Some(status));
+        return deadline.wait(began, Reason::ProgressDeadlineExceeded, &message);
+    }
+    let awaits = has_phase(status, MigPhase::AwaitingApproval);
+    (
+        if awaits {
+            PolicyOutcome::Updating
+        } else {
+            PolicyOutcome::Ready
+        },
+        None,
+    )
+}
+
 /// Returns the failure of a node's step to the configuration of this hash: the recorded one, or the agent's rejection.
 /// None of a step that the agent has finished: whatever fails later fails for another reason.
 fn recorded_failure(gpu_node: &GpuNodeFacts, hash: &str) -> Option<String> {
@@ -159,9 +256,9 @@ fn recorded_failure(gpu_node: &GpuNodeFacts, hash: &str) -> Option<String> {
 struct ProgressDeadline {
     began: Timestamp,
     allowed: SignedDuration,
-    /// Start of the node's step in a rollout, unless the agent has finished it.
+    /// Start of the node's step in a rollout, or of an approved change, unless the agent has finished it.
     step: Option<Timestamp>,
-    /// Start of the node's step if the agent has finished it.
+    /// Start of the node's last step or change that the agent has finished.
     finished: Option<Timestamp>,
     now: Timestamp,
 }
@@ -182,7 +279,8 @@ impl ProgressDeadline {
             began,
             allowed: governing.pace.progress_deadline(),
             step: None,
-            finished: gpu_node.and_then(GpuNodeFacts::finished_step_start),
+            finished: gpu_node
+                .and_then(|gpu_node| gpu_node.finished_step_start().max(gpu_node.finished_change_start())),
             now,
         };
         let step = gpu_node
@@ -193,6 +291,8 @@ impl ProgressDeadline {
                 // Nothing comes into force on a node that is down.
                 None => deadline.latest(step.started_at.0, node.ready_since),
             });
+        let approval = gpu_node.and_then(GpuNodeFacts::unfinished_approval);
+        let step = step.or_else(|| Some(deadline.latest(approval?.since.0, node.ready_since)));
         Self { step, ..deadline }
     }
 

@@ -1,6 +1,7 @@
 //! Messages about an agent that does not put its configuration in force. Each names the next thing to look at.
 
-use gpunode_crds::named;
+use crate::input::mig_manager::{MIG_MANAGER_DEPLOYED, MIG_MANAGER_STATE};
+use gpunode_crds::{MigPhase, named, plural};
 use jiff::SignedDuration;
 
 /// Maximum number of fields that a message names.
@@ -18,6 +19,39 @@ pub const OTHER_CONFIGURATION: &str = "the agent reports another configuration t
 pub const NO_DEVICE_PLUGIN: &str = "no agent with the device plugin reports; see its pod";
 /// The policy's configuration is invalid for a reason nobody recorded.
 pub const INVALID_CONFIGURATION: &str = "the configuration is invalid";
+
+/// The agent has not finished a change of MIG, and reports no GPU that it lacks.
+const CHANGE_NOT_FINISHED: &str = "the agent has not finished the approved change of MIG; see its log";
+
+/// NVIDIA's mig-manager changes MIG on the node.
+pub fn mig_manager_is_there() -> String {
+    format!(
+        "NVIDIA's mig-manager changes MIG on the node, as label {MIG_MANAGER_STATE} says, and the policy has mig.layout; the node \
+         keeps its configuration. Set label {MIG_MANAGER_DEPLOYED}=false with the GPU operator; without it, remove mig-manager, \
+         then the label {MIG_MANAGER_STATE}"
+    )
+}
+
+/// A GPU, and `more` others, cannot get their layout.
+pub fn gpus_have_problem(index: u32, problem: &str, more: usize) -> String {
+    let more = match more {
+        0 => String::new(),
+        more => format!("; so with {}", plural(more, "more GPU", "more GPUs")),
+    };
+    format!("GPU {index}: {problem}{more}")
+}
+
+/// GPUs, by index, that a change has not brought to their layout.
+pub fn gpus_have_phase(gpus: &[(u32, MigPhase)]) -> String {
+    let texts: Vec<String> = gpus
+        .iter()
+        .map(|(index, phase)| format!("GPU {index} {}", phase.as_str()))
+        .collect();
+    if texts.is_empty() {
+        return CHANGE_NOT_FINISHED.to_owned();
+    }
+    format!("MIG: {}", named(&texts, MAX_FIELDS))
+}
 
 /// The agent does not read configurations of this version.
 pub fn unreadable_version(read: &[i32], written: i32) -> String {
@@ -76,6 +110,20 @@ mod tests {
         assert_eq!(
             not_allocatable(4, "nvidia.com/gpu", "n"),
             "the agent reports 4 nvidia.com/gpu, node n has 0 allocatable; see the agent's pod on n and its log"
+        );
+        assert_eq!(gpus_have_problem(1, "IN_USE", 0), "GPU 1: IN_USE");
+        assert_eq!(gpus_have_problem(1, "IN_USE", 2), "GPU 1: IN_USE; so with 2 more GPUs");
+        let phases = [(0, MigPhase::Applying), (3, MigPhase::AwaitingApproval)];
+        assert_eq!(gpus_have_phase(&phases), "MIG: GPU 0 Applying, GPU 3 AwaitingApproval");
+        assert_eq!(
+            gpus_have_phase(&[]),
+            "the agent has not finished the approved change of MIG; see its log"
+        );
+        assert_eq!(
+            mig_manager_is_there(),
+            "NVIDIA's mig-manager changes MIG on the node, as label nvidia.com/mig.config.state says, and the policy has \
+             mig.layout; the node keeps its configuration. Set label nvidia.com/gpu.deploy.mig-manager=false with the GPU \
+             operator; without it, remove mig-manager, then the label nvidia.com/mig.config.state"
         );
         assert_eq!(
             deadline_exceeded(SignedDuration::from_mins(10), NO_DEVICE_PLUGIN),

@@ -11,8 +11,8 @@ use crate::{
 };
 use gpunode_config::known_fields;
 use gpunode_crds::{
-    ConditionType, Configuration, ConfigurationStep, DeviceHealth, GpuDevice, GpuNode, GpuNodeSpec, GpuNodeStatus,
-    HealthState, OPERATOR_FIELD_MANAGER, Reason,
+    ChangeState, ConditionType, Configuration, ConfigurationStep, DeviceHealth, DisruptiveChange, GpuDevice, GpuNode,
+    GpuNodeSpec, GpuNodeStatus, HealthState, MigPhase, MigStatus, OPERATOR_FIELD_MANAGER, Reason,
 };
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ManagedFieldsEntry, OwnerReference};
@@ -40,17 +40,21 @@ pub struct GpuNodeFacts {
     pub written_at: Option<Timestamp>,
     /// `metadata.ownerReferences`.
     pub owners: Vec<OwnerReference>,
-    /// The spec without its step, shared by the nodes that have the same.
+    /// The spec without its step and change, shared by the nodes that have the same.
     pub spec: Arc<GpuNodeSpec>,
     /// `spec.step`. Every node has another.
     pub step: Option<ConfigurationStep>,
     /// `status.finishedStep`: start of the last step that the agent finished. Every node has another.
     pub finished_step: Option<Timestamp>,
+    /// `spec.change`. Every node has another.
+    pub change: Option<DisruptiveChange>,
+    /// `status.finishedChange`: `since` of the last change that the agent finished. Every node has another.
+    pub finished_change: Option<Timestamp>,
     /// The conditions that the planner reads: the operator's own, `Ready`, `DriverAvailable`, and those of a silent
     /// agent. Those of the agent that are True have no message.
     pub conditions: Vec<Condition>,
-    /// The rest of the status, as far as the planner reads it, shared by the nodes that have the same. Has no conditions
-    /// and no finished step.
+    /// The rest of the status, as far as the planner reads it, shared by the nodes that have the same. Has no conditions,
+    /// no finished step and no finished change.
     pub status: Option<Arc<GpuNodeStatus>>,
 }
 
@@ -71,12 +75,14 @@ impl GpuNodeFacts {
             written_at,
             owners: meta.owner_references.unwrap_or_default(),
             step: spec.step.take(),
+            change: spec.change.take(),
             spec: spec.interned(),
             ..Self::default()
         };
         if let Some(mut status) = status {
             facts.conditions = read_conditions(std::mem::take(&mut status.conditions));
             facts.finished_step = status.finished_step.take().map(|time| time.0);
+            facts.finished_change = status.finished_change.take().map(|time| time.0);
             reduce(&mut status);
             facts.status = Some(status.interned());
         }
@@ -110,6 +116,29 @@ impl GpuNodeFacts {
         step.failed.is_none() && self.finished_step.map(whole_second) == Some(whole_second(step.started_at.0))
     }
 
+    /// Returns the approval of a change under the configuration in the spec, unless the agent has finished it.
+    pub fn unfinished_approval(&self) -> Option<&DisruptiveChange> {
+        self.change.as_ref().filter(|change| {
+            change.state == ChangeState::Approved && !self.is_void(change) && !self.has_finished_change(change)
+        })
+    }
+
+    /// Returns the start of the last change if the agent has finished it.
+    pub(crate) fn finished_change_start(&self) -> Option<Timestamp> {
+        let change = self.change.as_ref().filter(|change| self.has_finished_change(change))?;
+        Some(change.since.0)
+    }
+
+    /// Returns true if a change belongs to another configuration than that in the spec.
+    pub(crate) fn is_void(&self, change: &DisruptiveChange) -> bool {
+        self.configuration().is_none_or(|config| config.hash != change.hash)
+    }
+
+    /// Returns true if the agent has finished the change.
+    pub(crate) fn has_finished_change(&self, change: &DisruptiveChange) -> bool {
+        self.finished_change.map(whole_second) == Some(whole_second(change.since.0))
+    }
+
     /// Returns true if an agent reported the GPUs. Without a report the status may still hold the operator's own
     /// conditions.
     pub(crate) fn has_report(&self) -> bool {
@@ -141,11 +170,14 @@ impl GpuNodeFacts {
             spec,
             step,
             finished_step,
+            change,
+            finished_change,
             conditions,
             status,
         } = self;
         (uid, owners, spec) == (&other.uid, &other.owners, &other.spec)
             && (step, finished_step) == (&other.step, &other.finished_step)
+            && (change, finished_change) == (&other.change, &other.finished_change)
             && (conditions, status) == (&other.conditions, &other.status)
     }
 }
@@ -220,6 +252,7 @@ fn reduce(status: &mut GpuNodeStatus) {
         (gpu.pci_bus_id, gpu.last_xid) = (None, None);
         gpu.links = Vec::new();
         gpu.health = gpu.health.take().map(reduced_health);
+        gpu.mig = gpu.mig.take().map(reduced_mig);
         for mig in &mut gpu.mig_devices {
             mig.health = mig.health.take().map(reduced_health);
         }
@@ -264,12 +297,27 @@ fn reduced_health(health: DeviceHealth) -> DeviceHealth {
     }
 }
 
+/// Keeps the phase, and of a GPU that cannot go on the reason and the message.
+fn reduced_mig(mig: MigStatus) -> MigStatus {
+    let MigStatus {
+        phase, reason, message, ..
+    } = mig;
+    let needs_help = matches!(phase, MigPhase::Blocked | MigPhase::Failed | MigPhase::RebootRequired);
+    MigStatus {
+        phase,
+        reason: reason.filter(|_| needs_help),
+        message: message.filter(|_| needs_help),
+        ..MigStatus::default()
+    }
+}
+
 /// Replaces UUIDs of GPUs by their places where they only say which devices of the resources are which GPUs, so that
-/// nodes with equal GPUs have equal statuses. Configurations may select MIG devices by UUID, and evictions name the
-/// device.
+/// nodes with equal GPUs have equal statuses. Configurations may select MIG devices by UUID; evictions, and GPUs that
+/// cannot get their layout, name the device.
 fn number_devices(status: &mut GpuNodeStatus) {
-    let is_divided = status.gpus.iter().any(|gpu| !gpu.mig_devices.is_empty());
-    if is_divided || !status.holders.is_empty() {
+    let is_blocked = |gpu: &GpuDevice| gpu.mig.as_ref().is_some_and(|mig| mig.phase == MigPhase::Blocked);
+    let has_names = |gpu: &GpuDevice| !gpu.mig_devices.is_empty() || is_blocked(gpu);
+    if status.gpus.iter().any(has_names) || !status.holders.is_empty() {
         return;
     }
     let mut places = HashMap::new();
@@ -374,6 +422,59 @@ mod tests {
         let finished = of(2, 2);
         assert!(!other.is_same_but_version(&finished) && !finished.is_same_but_version(&of(3, 2)));
         assert!(finished.is_same_but_version(&of(2, 2)));
+    }
+
+    #[test]
+    fn nodes_that_differ_in_their_changes_alone_share_spec_and_status() {
+        let of = |second: u8, finished: u8| {
+            let time = |second: u8| format!("2026-01-01T00:00:{second:02}Z");
+            let mut object = object("a", &[]);
+            object["spec"]["change"] = json!({"state": "Approved", "hash": "h", "since": time(second)});
+            object["status"]["finishedChange"] = json!(time(finished));
+            GpuNodeFacts::of(serde_json::from_value(object).unwrap())
+        };
+        let (one, other) = (of(1, 1), of(2, 1));
+        assert!(Arc::ptr_eq(&one.spec, &other.spec));
+        assert!(Arc::ptr_eq(
+            one.status.as_ref().unwrap(),
+            other.status.as_ref().unwrap()
+        ));
+        assert!(one.unfinished_approval().is_none() && one.finished_change_start().is_some());
+        assert!(other.unfinished_approval().is_some() && other.finished_change_start().is_none());
+        let finished = of(2, 2);
+        assert!(!other.is_same_but_version(&finished) && !finished.is_same_but_version(&of(3, 2)));
+    }
+
+    #[test]
+    fn gpu_that_cannot_get_its_layout_keeps_its_name_reason_and_message() {
+        let with = |phase: &str, uuid: &str| {
+            let mut gpu = gpu("a", 0, &json!({"state": "Healthy"}));
+            gpu["uuid"] = json!(uuid);
+            gpu["mig"] = json!({"wanted": "1g.10gb:7", "observed": "off", "phase": phase, "reason": "InUse", "message": "m",
+                "since": "2026-01-01T00:00:00Z", "attempts": 2});
+            let mut object = object("a", &[gpu]);
+            object["status"]["holders"] = json!([]);
+            GpuNodeFacts::of(serde_json::from_value(object).unwrap())
+        };
+        let kept = |phase: &str| with(phase, "GPU-0").status().unwrap().gpus[0].clone();
+        for (phase, uuid, message) in [
+            ("Blocked", "GPU-0", Some("m")),
+            ("Failed", "0", Some("m")),
+            ("RebootRequired", "0", Some("m")),
+            ("Waiting", "0", None),
+        ] {
+            let gpu = kept(phase);
+            let mig = gpu.mig.unwrap();
+            let told = (gpu.uuid.as_str(), mig.phase.as_str(), mig.message.as_deref());
+            assert_eq!(told, (uuid, phase, message));
+            assert!(mig.wanted.is_empty() && mig.since.is_none() && mig.attempts == 0);
+            assert_eq!(mig.reason.is_some(), message.is_some());
+        }
+        let (one, other) = (with("AwaitingApproval", "GPU-0"), with("AwaitingApproval", "GPU-9"));
+        assert!(Arc::ptr_eq(
+            one.status.as_ref().unwrap(),
+            other.status.as_ref().unwrap()
+        ));
     }
 
     #[test]

@@ -60,6 +60,8 @@ pub struct PolicyDevicePlugin {
     pub document: Option<ConfigDocument>,
     /// True if the configuration needs MPS daemons.
     pub wants_mps: bool,
+    /// True if the configuration creates and destroys MIG instances.
+    pub has_mig_layout: bool,
     /// Ways by which containers get their GPUs.
     pub ways: InjectionWays,
     /// Fields of the configuration, and values of its enums, that its agents must know.
@@ -83,6 +85,7 @@ impl PolicyDevicePlugin {
             ways: InjectionWays::of(config),
             fields: gpunode_config::fields_of(config),
             wants_mps: is_valid && config.wants_mps(),
+            has_mig_layout: config.mig.as_ref().is_some_and(|mig| !mig.layout.is_empty()),
             resources: names.iter().map(ResourceConfig::advertised_name).collect(),
             mig_by_profile: (is_valid && config.mig_strategy() == MigStrategy::Mixed).then(|| config.clone()),
             image,

@@ -5,7 +5,7 @@ use crate::{
     gpu_node::{
         change::GpuNodeChange,
         conditions::conditions_change,
-        configuration::{configuration_change, is_writable, needs_mps, waiting_devices},
+        configuration::{configuration_change, is_mig_managed, is_writable, needs_mps, waiting_devices},
         gpu_refusal::gpu_refusal,
         progress::{agent_outcome, rollout_stage},
         progress_messages::NODE_NOT_READY,
@@ -53,8 +53,10 @@ pub struct DesiredNode<'a> {
     stage: Option<RolloutStage>,
     /// Moment at which `stage` ends by itself.
     stage_ends: Option<Timestamp>,
-    /// True if the node keeps its present configuration for lack of a permit.
+    /// True if the node keeps its present configuration, or MIG layout, for lack of a permit.
     waits: bool,
+    /// True if the node has a permit to change.
+    is_permitted: bool,
     /// Labels by key.
     pub labels: BTreeMap<String, DesiredValue>,
     /// Labels that stay as they are.
@@ -91,7 +93,6 @@ impl<'a> DesiredNode<'a> {
         record: &NodeRecord,
         context: NodeContext<'a>,
     ) -> Self {
-        let gpu_node = context.gpu_node;
         let configured = configured_policy(policies, context);
         let (governing, dispute) = match governing(&matched) {
             Ok(governing) => (governing, None),
@@ -109,14 +110,15 @@ impl<'a> DesiredNode<'a> {
         let is_down = context.is_down() && context.configuration().is_some();
         let waits = permit == RolloutPermit::Withheld && (is_down || matches!(stage, Some((RolloutStage::Pending, _))));
         // Another policy replaces the agent, so the new agent comes with the configuration.
-        let keeps_agent = waits || governing.is_some_and(|policy| !is_writable(policy, gpu_node));
+        let keeps_agent = waits || governing.is_some_and(|policy| !is_writable(policy, context));
         let placed = if keeps_agent {
             // The agent of a policy whose image is refused goes to no further node: its DaemonSet keeps the image that it has.
-            configured.or(governing.filter(|policy| !is_image_refused(policy)))
+            // Beside mig-manager nothing is served.
+            configured.or(governing.filter(|policy| !is_image_refused(policy) && !is_mig_managed(policy, context.node)))
         } else {
             governing
         };
-        let serving = serving_policy(policies, gpu_node).filter(|_| permit != RolloutPermit::Simulated);
+        let serving = serving_policy(policies, context.gpu_node).filter(|_| permit != RolloutPermit::Simulated);
         // An agent that is there already stays until the turn of the node brings its configuration.
         let is_there = |policy: &&Policy| context.node.labels.contains_key(&policy_label(&policy.name));
         let coming = governing.filter(|policy| keeps_agent && permit != RolloutPermit::Simulated && is_there(policy));
@@ -172,6 +174,7 @@ impl<'a> DesiredNode<'a> {
             stage,
             stage_ends: stage_ends.flatten(),
             waits,
+            is_permitted: permit == RolloutPermit::Granted,
             labels: labels.desired,
             held_labels,
             unfit_facts: Vec::new(),
@@ -337,7 +340,7 @@ impl<'a> DesiredNode<'a> {
         let change = if self.is_disputed() || self.kept_policy.is_some() {
             GpuNodeChange::None
         } else {
-            configuration_change(self.governing, context, self.stage.as_ref())
+            configuration_change(self.governing, context, self.stage.as_ref(), self.is_permitted)
         };
         let rechecks = [
             self.stage_ends,

@@ -2,8 +2,9 @@
 
 use crate::{
     gpu_node::{
+        change::GpuNodeChange,
         conditions::conditions_change,
-        configuration::waiting_devices,
+        configuration::{waiting_devices, withdraw_approval},
         gpu_refusal::gpu_refusal,
         progress::{outcome_in_force, rollout_stage},
         requests::unreadable_annotation,
@@ -56,7 +57,8 @@ fn held(matched: &[&Policy], hold: NodeHold, outcome: impl Fn(String) -> PolicyO
 }
 
 /// Returns the plan for a node on which a paused policy owns keys. The outcome of the paused policy is that of the
-/// configuration it has there. gpunode still removes what it set for a time, once its condition holds.
+/// configuration it has there. gpunode still removes what it set for a time, once its condition holds, and takes back an approval
+/// that the agent has not carried out.
 pub fn held_by_pause(
     first: &Policy,
     paused: &[&Policy],
@@ -67,9 +69,12 @@ pub fn held_by_pause(
 ) -> NodePlan {
     let outcome = |message| PolicyOutcome::conflicted(Reason::Paused, message);
     let mut plan = held(matched, NodeHold::Paused(first.name.clone()), outcome);
-    let kept = [ConditionType::Conflict, ConditionType::FactLabels];
-    let desired = unreadable_annotation(context.node).into_iter().collect();
-    plan.conditions = conditions_change(context.gpu_node, desired, &kept, context.now);
+    plan.gpu_node = context.gpu_node.map(withdraw_approval).unwrap_or_default();
+    if plan.gpu_node == GpuNodeChange::None {
+        let kept = [ConditionType::Conflict, ConditionType::FactLabels];
+        let desired = unreadable_annotation(context.node).into_iter().collect();
+        plan.conditions = conditions_change(context.gpu_node, desired, &kept, context.now);
+    }
     for policy in paused {
         let governs = context.configuration().filter(|config| config.policy == policy.name);
         let (outcome, recheck) = governs.map_or((PolicyOutcome::Ready, None), |config| {

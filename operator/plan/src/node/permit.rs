@@ -1,6 +1,6 @@
-//! The permit of a node to change its configuration.
+//! The permit of a node to change its configuration, or its MIG layout.
 
-/// Permit of a working node to change its configuration.
+/// Permit of a working node to change its configuration, or its MIG layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RolloutPermit {
     /// The node may change now.

@@ -41,7 +41,7 @@ pub struct NodePlan {
     pub outcomes: BTreeMap<String, PolicyOutcome>,
     /// Changes that each matching policy in mode Preview would make.
     pub previews: BTreeMap<String, NodePreview>,
-    /// Devices whose change to the governing policy's configuration waits for their holders.
+    /// Devices whose change to the governing policy's configuration waits for their holders, or for another obstacle.
     pub waiting: Vec<NodeWaiting>,
     /// Reason why pods get no GPU on the node with the governing policy's configuration, if they get none.
     pub gpu_refusal: Option<String>,
@@ -51,7 +51,7 @@ pub struct NodePlan {
     pub taint_stages: BTreeMap<String, RolloutStage>,
     /// Taints that evict pods from the node.
     pub drain: NodeDrain,
-    /// True if the node keeps another configuration only for lack of a permit.
+    /// True if the node keeps another configuration, or MIG layout, only for lack of a permit.
     pub waits: bool,
     /// Moment to plan again though nothing changed.
     pub recheck: Option<Timestamp>,

@@ -147,8 +147,10 @@ pub fn back(mut world: World, minutes: i64) -> World {
 pub fn written(mut world: World, plan: &NodePlan) -> World {
     let spec = &mut world.gpu_node.as_mut().unwrap().spec;
     match &plan.gpu_node {
-        GpuNodeChange::Configure { config, step, .. } => (spec.config, spec.step) = (config.clone(), step.clone()),
-        GpuNodeChange::Step { step, .. } => spec.step.clone_from(step),
+        GpuNodeChange::Configure { config, step, .. } => {
+            (spec.config, spec.step, spec.change) = (config.clone(), step.clone(), None);
+        }
+        GpuNodeChange::Step { step, change, .. } => (spec.step, spec.change) = (step.clone(), change.clone()),
         other => panic!("{other:?}"),
     }
     world

@@ -14,6 +14,7 @@ mod fact_labels;
 mod governed;
 mod gpu_nodes;
 mod hand_over;
+mod mig_approvals;
 mod mps;
 mod nodes;
 mod paced_taints;

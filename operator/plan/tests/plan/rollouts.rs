@@ -122,7 +122,8 @@ fn step_of_an_older_agent_ends_with_one_more_write_when_the_configuration_is_in_
         there.gpu_node,
         GpuNodeChange::Step {
             resource_version: "7".to_owned(),
-            step: None
+            step: None,
+            change: None
         }
     );
     let settled = plan(&world(&new(), None, &new(), true), new(), 1);

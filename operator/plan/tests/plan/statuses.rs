@@ -168,6 +168,7 @@ fn devices_that_wait_for_their_holders_are_named_and_do_not_hold_ready() {
         node: "b".to_owned(),
         device: "GPU-1".to_owned(),
         pods: vec!["ns/job".to_owned()],
+        message: None,
     };
     let mut tally = PolicyTally::default();
     tally.add("a", &PolicyOutcome::Ready.into());
@@ -180,7 +181,7 @@ fn devices_that_wait_for_their_holders_are_named_and_do_not_hold_ready() {
     );
     let status = policy_status(policies.get("p").unwrap(), &tally, &AgentUpdate::default(), None, now());
     let ready =
-        "Ready=True InForce: in force on 2 of 2 matched nodes; on 1 of them, devices wait for the pods that hold them";
+        "Ready=True InForce: in force on 2 of 2 matched nodes; on 1 of them, devices wait, as condition Waiting says";
     assert_eq!(
         (conditions(&status)[0].as_str(), status.waiting),
         (ready, vec![waiting])

@@ -63,7 +63,8 @@ fn verdict_is_written_down_once_and_goes_when_the_configuration_is_in_force() {
         plan.gpu_node,
         GpuNodeChange::Step {
             resource_version: "7".to_owned(),
-            step: None
+            step: None,
+            change: None
         }
     );
 }

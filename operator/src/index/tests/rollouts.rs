@@ -4,6 +4,7 @@ use super::*;
 use k8s_openapi::apimachinery::pkg::{apis::meta::v1::Time, util::intstr::IntOrString};
 use std::collections::BTreeMap;
 
+mod mig;
 mod requests;
 
 const NODES: [&str; 4] = ["a", "b", "c", "d"];
@@ -61,11 +62,11 @@ impl Scene {
             (GpuNodeChange::Create(gpu_node), _) => (GpuNodeFacts::of(*gpu_node), WriteKind::Create),
             (GpuNodeChange::Configure { config, step, .. }, Some(mut gpu_node)) => {
                 Arc::make_mut(&mut gpu_node.spec).config = config;
-                gpu_node.step = step;
+                (gpu_node.step, gpu_node.change) = (step, None);
                 (gpu_node, WriteKind::Update)
             }
-            (GpuNodeChange::Step { step, .. }, Some(mut gpu_node)) => {
-                gpu_node.step = step;
+            (GpuNodeChange::Step { step, change, .. }, Some(mut gpu_node)) => {
+                (gpu_node.step, gpu_node.change) = (step, change);
                 (gpu_node, WriteKind::Update)
             }
             (

@@ -82,6 +82,7 @@ impl DriverState {
         let mut gpu = gpu.clone();
         if let Some(mig) = self.mig.get(&gpu.index) {
             gpu.mig = mig.on(gpu.board);
+            gpu.minor = mig.minor.unwrap_or(gpu.minor);
         }
         gpu
     }

@@ -16,6 +16,7 @@ mod driver_files;
 mod driver_state;
 mod elf_library;
 mod gpu;
+mod kernel_files;
 mod mig;
 mod mig_profile;
 mod mig_state;
@@ -25,13 +26,14 @@ mod shared_file;
 mod state;
 mod state_file;
 mod topology;
+mod watch;
 
 pub use board::{Architecture, Board, BoardNvLink, Brand};
-pub use capabilities::MIG_MINORS_FILE;
 pub use driver_files::HOOK_PROGRAM;
 pub use driver_state::{ComputeMode, DRIVER_FILE, DriverState, GpuModes};
 pub use elf_library::shared_library;
 pub use gpu::{Gpu, NvLink, NvLinkEnd};
+pub use kernel_files::{DeviceNode, KernelFiles, MakeNode};
 pub use mig::{ComputeInstance, GpuInstance, MigGroup};
 pub use mig_profile::{ComputeProfile, Engines, MigProfile};
 pub use mig_state::{ComputeInstanceRecord, GpuInstanceRecord, InstanceKey, MigState};
@@ -43,3 +45,4 @@ pub use state::{
 };
 pub use state_file::{STATE_FILE, StateError, StateFile};
 pub use topology::{DGX1_VOLTA_LINKS, PcieLevel, Topology};
+pub use watch::FolderWatch;

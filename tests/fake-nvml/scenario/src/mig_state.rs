@@ -16,6 +16,9 @@ pub struct MigState {
     /// Mode after the next reset or boot; none: as it is.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pending: Option<bool>,
+    /// Minor number since a reset for the mode; none: that of the scenario.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub minor: Option<u32>,
     /// Number of instances that programs have ever created, of GPUs and of compute. It only grows.
     pub created: u64,
     /// GPU instances by id.
@@ -77,6 +80,7 @@ impl MigState {
         MigState {
             enabled: gpu.mig.is_some(),
             pending: None,
+            minor: None,
             created: 0,
             instances: gpu.mig.iter().flatten().map(record).collect(),
         }
@@ -129,6 +133,7 @@ impl MigState {
     pub(crate) fn reload(&mut self, board: &Board) {
         self.reset();
         self.enabled = self.enabled && board.keeps_mig_mode();
+        self.minor = None;
     }
 
     /// The number of instances of a profile that could be created beside those that exist.

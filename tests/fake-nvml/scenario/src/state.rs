@@ -14,6 +14,9 @@ use crate::ReturnCode;
 pub struct State {
     /// Number of the last event; it only grows, so that a reader knows which ones are new.
     pub last_event: u64,
+    /// Time from a change of MIG instances to the files of the kernel module and the device nodes, in milliseconds; 5 when left out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kernel_ms: Option<u64>,
     /// State by GPU index.
     pub gpus: BTreeMap<u32, GpuState>,
 }
@@ -49,6 +52,9 @@ pub struct GpuState {
     pub call_ms: BTreeMap<String, u64>,
     /// Activation status with which a change of the MIG mode ends, which leaves the mode pending.
     pub mig_activation: Option<ReturnCode>,
+    /// Minor number that the GPU gets with the next change of its MIG mode, on boards that are reset for it. `nvml.h` says so of
+    /// `nvmlDeviceSetMigMode`.
+    pub minor_after_mode: Option<u32>,
     /// Handles of programs that are no processes on the GPU: monitors, and what they have leaked.
     pub open_handles: Vec<OpenHandle>,
     /// Codes that every call about one `NVLink` answers, by its number: the numbers of a board may have gaps.

@@ -168,6 +168,11 @@ impl StateFile {
         })
     }
 
+    /// Sets the time from a change of MIG instances to the files of the kernel module, in milliseconds.
+    pub fn delay_kernel_files(&self, ms: u64) -> Result<(), StateError> {
+        self.update(|state| state.kernel_ms = Some(ms))
+    }
+
     /// Sets the handles that programs keep open, or have leaked, on a GPU.
     pub fn set_open_handles(&self, gpu: u32, handles: Vec<OpenHandle>) -> Result<(), StateError> {
         self.update_gpu(gpu, |state| state.open_handles = handles)

@@ -164,6 +164,7 @@ extern "C" fn nvmlDeviceGetGpuInstances(
 ) -> nvmlReturn_t {
     on_gpu("nvmlDeviceGetGpuInstances", device, |gpu| {
         let instances = mig::instances(gpu.hardware()?)?.iter();
+        mig::profile_by_id(gpu.hardware()?, profile).map_err(|_| ReturnCode::InvalidArgument)?;
         let of_profile = instances.filter(|instance| instance.profile.id == profile);
         let handles: Vec<_> = of_profile.map(|instance| instance_handle(gpu, instance)).collect();
         whole_list(&list, &count, &handles)

@@ -95,6 +95,7 @@ extern "C" fn nvmlDeviceGetGpuInstanceProfileInfoV(
     info: Out<nvmlGpuInstanceProfileInfo_v3_t>,
 ) -> nvmlReturn_t {
     on_gpu("nvmlDeviceGetGpuInstanceProfileInfoV", device, |gpu| {
+        mig::instances(gpu.hardware()?)?;
         versioned(&mig::profile(gpu.hardware()?, profile)?, &info)
     })
 }
@@ -106,6 +107,7 @@ extern "C" fn nvmlDeviceGetGpuInstanceProfileInfoByIdV(
     info: Out<nvmlGpuInstanceProfileInfo_v3_t>,
 ) -> nvmlReturn_t {
     on_gpu("nvmlDeviceGetGpuInstanceProfileInfoByIdV", device, |gpu| {
+        mig::instances(gpu.hardware()?)?;
         versioned(&mig::profile_by_id(gpu.hardware()?, profile)?, &info)
     })
 }

@@ -2,22 +2,31 @@
 
 use std::ffi::c_uint;
 
-use gpunode_scenario::{ProcessKind, ReturnCode};
+use gpunode_scenario::{ProcessKind, ReturnCode, Virtualization};
 use nvml_wrapper_sys::bindings::{nvmlProcessInfo_v1_t, nvmlProcessInfo_v2_t, nvmlReturn_t};
 
 use super::{
     on_device,
     pointer::{Out, OutArray},
 };
-use crate::{handle::DeviceHandle, library::Answer, node::GpuCall, usage};
+use crate::{
+    handle::DeviceHandle,
+    library::{Answer, Device},
+    usage,
+};
 
 /// First driver with the third version of the lists.
 const V3_SINCE: u32 = 510;
 
 /// Answers an error where the board or the driver lacks the list.
-fn require_list(gpu: &GpuCall, function: &str, kind: ProcessKind) -> Answer {
+fn require_list(device: &Device, function: &str, kind: ProcessKind) -> Answer {
+    let gpu = device.gpu();
     if function.ends_with("_v3") {
         gpu.node().require_driver(V3_SINCE)?;
+    }
+    let is_host = gpu.node().scenario().virtualization == Virtualization::HostVgpu;
+    if is_host && matches!(device, Device::Mig(_)) {
+        return Err(ReturnCode::NotSupported);
     }
     if kind == ProcessKind::Graphics && !gpu.hardware()?.board.has_graphics() {
         return Err(ReturnCode::NotSupported);
@@ -34,7 +43,7 @@ fn list_v1(
     processes: &OutArray<nvmlProcessInfo_v1_t>,
 ) -> nvmlReturn_t {
     on_device(function, device, |device| {
-        require_list(device.gpu(), function, kind)?;
+        require_list(device, function, kind)?;
         processes.set_counted(count, &usage::processes_v1(device, kind)?)
     })
 }
@@ -48,7 +57,7 @@ fn list(
     processes: &OutArray<nvmlProcessInfo_v2_t>,
 ) -> nvmlReturn_t {
     on_device(function, device, |device| {
-        require_list(device.gpu(), function, kind)?;
+        require_list(device, function, kind)?;
         processes.set_counted(count, &usage::processes(device, kind)?)
     })
 }

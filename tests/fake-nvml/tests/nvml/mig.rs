@@ -186,6 +186,16 @@ fn profiles_are_those_of_the_boards() {
             topology: Topology::Pcie,
         })
         .collect();
+    let off = TestNode::with(&scenario);
+    let named = raw_mig::profile_name(off.nvml(), &off.device(1), 0);
+    assert_eq!(named, Err(ReturnCode::NotSupported.code()), "nvml.h asks for the mode");
+    assert!(
+        off.device(1).profile_info(0).is_ok(),
+        "and of the older call it does not"
+    );
+    let gpus = (1..).zip(expected).map(|(index, _)| index).collect();
+    let instances = Vec::new();
+    scenario.mig = vec![MigGroup { gpus, instances }];
     let node = TestNode::with(&scenario);
     for (index, (board, profiles)) in (1..).zip(expected) {
         let named = (0..17).filter_map(|kind| raw_mig::profile_name(node.nvml(), &node.device(index), kind).ok());

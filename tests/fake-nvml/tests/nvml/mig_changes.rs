@@ -225,6 +225,18 @@ fn processes_are_told_with_their_instance_and_by_their_mig_device() {
         assert_eq!(found.collect::<Vec<_>>(), [(4711, Some(id))]);
     }
     assert!(first.running_compute_processes().unwrap().is_empty());
+    let mut host = scenario(A100, &["1g.10gb"]);
+    host.virtualization = Virtualization::HostVgpu;
+    let host = TestNode::with(&host);
+    let part = host
+        .device(0)
+        .mig_device_by_index(0)
+        .unwrap()
+        .running_compute_processes();
+    assert!(
+        matches!(part, Err(NvmlError::NotSupported)),
+        "nvml.h says so of hosts of vGPUs"
+    );
     assert_eq!(first.memory_info().unwrap().used, 0);
     assert_eq!(second.memory_info().unwrap().used, 900 << 20);
 }
@@ -271,6 +283,22 @@ fn before_hopper_the_mode_changes_by_a_reset_that_others_prevent() {
 
 #[test]
 #[ignore = "needs root: make test"]
+fn a_reset_for_the_mode_can_give_a_gpu_another_minor_number_until_a_boot() {
+    for (board, minor) in [(A100, 7), (H100, 1)] {
+        let node = node(board, &[]);
+        let gpu = node.device(1);
+        let state = node.state();
+        state.update_gpu(1, |gpu| gpu.minor_after_mode = Some(7)).unwrap();
+        assert_eq!(gpu.minor_number().unwrap(), 1);
+        assert_eq!(gpu.set_mig_mode(true).unwrap(), 0);
+        assert_eq!(gpu.minor_number().unwrap(), minor, "{board}");
+        state.reboot().unwrap();
+        assert_eq!(gpu.minor_number().unwrap(), 1, "{board}");
+    }
+}
+
+#[test]
+#[ignore = "needs root: make test"]
 fn from_hopper_on_the_mode_changes_at_once_where_no_instance_is() {
     let node = node(H100, &["1g.10gb"]);
     let (nvml, gpu) = (node.nvml(), node.device(0));
@@ -308,6 +336,8 @@ fn a_virtual_machine_resets_no_gpu_and_divides_no_part_of_one() {
         part.device(1).set_mig_mode(true),
         Err(NvmlError::NotSupported)
     ));
+    let created = raw_mig::create(part.nvml(), &part.device(0), ONE, None).map(drop);
+    assert_eq!(created, Err(NOT_SUPPORTED));
 }
 
 #[test]
@@ -388,6 +418,8 @@ fn a_board_or_a_mode_without_mig_has_no_instances_to_create() {
         raw_mig::remaining(node.nvml(), &node.device(1), ONE),
         Err(NOT_SUPPORTED)
     );
+    let of_unknown = raw_mig::gpu_instances(node.nvml(), &node.device(0), 4);
+    assert_eq!(of_unknown, Err(INVALID_ARGUMENT), "4 is a kind, and no profile id");
     let t4 = TestNode::new("Tesla T4", 1, Topology::Pcie);
     assert!(matches!(t4.device(0).set_mig_mode(true), Err(NvmlError::NotSupported)));
     assert_eq!(raw_mig::virtualization(t4.nvml(), &t4.device(0)), Ok(0));

@@ -1,4 +1,4 @@
-//! Waiting for the state file to change.
+//! Waiting for a file of a node to change.
 
 use std::{
     os::fd::OwnedFd,
@@ -21,13 +21,13 @@ const SHARED_WATCH: Duration = Duration::from_secs(1);
 ///
 /// On the folder, as the file is replaced; and it works where the folder is mounted read-only,
 /// since changes through another mount of the same files are seen too.
-pub(crate) struct Watch {
+pub struct FolderWatch {
     inotify: Option<OwnedFd>,
 }
 
-impl Watch {
+impl FolderWatch {
     /// Begins to watch.
-    pub(crate) fn new(dir: &Path) -> Self {
+    pub fn new(dir: &Path) -> Self {
         let watch = || {
             let inotify = init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
             add_watch(
@@ -37,11 +37,11 @@ impl Watch {
             )?;
             Ok::<_, rustix::io::Errno>(inotify)
         };
-        Watch { inotify: watch().ok() }
+        FolderWatch { inotify: watch().ok() }
     }
 
     /// Returns when something in the folder may have changed since the last call, and at `deadline`.
-    pub(crate) fn wait_until(&self, deadline: Instant) {
+    pub fn wait_until(&self, deadline: Instant) {
         let left = deadline.saturating_duration_since(Instant::now());
         let Some(inotify) = &self.inotify else {
             thread::sleep(left.min(WITHOUT_INOTIFY));

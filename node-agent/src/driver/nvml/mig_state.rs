@@ -1,0 +1,159 @@
+//! Reads modes, profiles and instances of a GPU with MIG, for layouts.
+
+use super::{
+    error::{FailedCall, failed_in},
+    lookup::mig_device_at,
+    profile,
+    raw::{
+        self,
+        mig_instances::{self, ComputeProfile, GpuInstanceHandle},
+    },
+};
+use gpunode_gpu::{ComputeInstance, GpuInstance, GpuMigState, GpuVirtualization, MigSlices};
+use gpunode_mig::{GpuInstanceProfile, MigGeometry};
+use nvml_wrapper::{Device, error::NvmlError};
+use nvml_wrapper_sys::bindings::NVML_DEVICE_MIG_ENABLE;
+use std::collections::BTreeMap;
+
+/// Limit on the kinds of GPU instances and of compute instances, above that of any driver (18 and 8 in NVML 13).
+const MAX_KINDS: u32 = 32;
+/// First compute capability that changes its mode without a reset: Hopper.
+const HOPPER: u32 = 9;
+
+/// Returns MIG of a GPU; none if it has no MIG.
+pub fn read(device: &Device<'_>) -> Result<Option<GpuMigState>, FailedCall> {
+    let mode = match device.mig_mode() {
+        Ok(mode) => mode,
+        Err(NvmlError::NotSupported) => return Ok(None),
+        Err(error) => return Err(("nvmlDeviceGetMigMode", error)),
+    };
+    let capability = device
+        .cuda_compute_capability()
+        .map_err(failed_in("nvmlDeviceGetCudaComputeCapability"))?;
+    let memory = raw::total_memory(device).map_err(failed_in("nvmlDeviceGetMemoryInfo_v2"))?;
+    let virtualization = match mig_instances::virtualization(device) {
+        Err(NvmlError::NotSupported) => GpuVirtualization::None,
+        answer => answer.map_err(failed_in("nvmlDeviceGetVirtualizationMode"))?,
+    };
+    let geometry = geometry(device, memory)?;
+    let enabled = mode.current == NVML_DEVICE_MIG_ENABLE;
+    let instances = if enabled {
+        instances(device, &geometry)?
+    } else {
+        Vec::new()
+    };
+    Ok(Some(GpuMigState {
+        enabled,
+        pending: mode.pending == NVML_DEVICE_MIG_ENABLE,
+        mode_needs_reset: u32::try_from(capability.major).is_ok_and(|major| major < HOPPER),
+        virtualization,
+        geometry,
+        instances,
+    }))
+}
+
+/// Returns slices and profiles. Goes on past kinds that the driver refuses, as NVIDIA's go-nvlib does: there may be gaps.
+fn geometry(device: &Device<'_>, memory: u64) -> Result<MigGeometry, FailedCall> {
+    let mut profiles = Vec::new();
+    for kind in 0..MAX_KINDS {
+        let info = match device.profile_info(kind) {
+            Ok(info) => info,
+            Err(NvmlError::NotSupported | NvmlError::InvalidArg) => continue,
+            Err(error) => return Err(("nvmlDeviceGetGpuInstanceProfileInfo", error)),
+        };
+        let placements = match mig_instances::possible_placements(device, info.id) {
+            Err(NvmlError::NotSupported) => continue,
+            answer => answer.map_err(failed_in("nvmlDeviceGetGpuInstancePossiblePlacements_v2"))?,
+        };
+        let slices = MigSlices {
+            gpu_instance: info.slice_count,
+            compute_instance: info.slice_count,
+        };
+        profiles.push(GpuInstanceProfile {
+            id: info.id,
+            name: profile::name(slices, info.memory_size_mb, memory, Some(kind)),
+            slices: info.slice_count,
+            max_count: info.instance_count,
+            placements,
+        });
+    }
+    profiles.sort_by_key(|profile| profile.name.contains(['+', '-']));
+    let ends = profiles.iter().flat_map(|profile| &profile.placements);
+    Ok(MigGeometry {
+        memory_slices: ends.map(|place| place.start + place.size).max().unwrap_or_default(),
+        compute_slices: profiles.iter().map(|profile| profile.slices).max().unwrap_or_default(),
+        profiles,
+    })
+}
+
+fn instances(device: &Device<'_>, geometry: &MigGeometry) -> Result<Vec<GpuInstance>, FailedCall> {
+    let uuids = uuids(device)?;
+    let mut found = Vec::new();
+    for profile in &geometry.profiles {
+        let handles = match mig_instances::gpu_instances(device, profile.id) {
+            Err(NvmlError::NotSupported) => continue,
+            answer => answer.map_err(failed_in("nvmlDeviceGetGpuInstances"))?,
+        };
+        for handle in handles {
+            let (id, placed) = handle.describe().map_err(failed_in("nvmlGpuInstanceGetInfo"))?;
+            let compute = compute_instances(&handle, id, profile.slices, &uuids)?;
+            found.push(GpuInstance { id, placed, compute });
+        }
+    }
+    found.sort_by_key(|instance| instance.placed);
+    Ok(found)
+}
+
+fn compute_instances(
+    handle: &GpuInstanceHandle<'_>,
+    gpu_instance: u32,
+    slices: u32,
+    uuids: &BTreeMap<(u32, u32), String>,
+) -> Result<Vec<ComputeInstance>, FailedCall> {
+    let mut found = Vec::new();
+    for profile in compute_profiles(handle)? {
+        let handles = handle
+            .compute_instances(profile.id)
+            .map_err(failed_in("nvmlGpuInstanceGetComputeInstances"))?;
+        for compute in handles {
+            let id = compute.id().map_err(failed_in("nvmlComputeInstanceGetInfo_v2"))?;
+            found.push(ComputeInstance {
+                id,
+                uuid: uuids.get(&(gpu_instance, id)).cloned(),
+                fills: profile.slices == slices,
+            });
+        }
+    }
+    found.sort_by_key(|compute| compute.id);
+    Ok(found)
+}
+
+/// Returns the kinds of compute instances of a GPU instance.
+pub fn compute_profiles(handle: &GpuInstanceHandle<'_>) -> Result<Vec<ComputeProfile>, FailedCall> {
+    let mut profiles: Vec<ComputeProfile> = Vec::new();
+    for kind in 0..MAX_KINDS {
+        match handle.compute_profile(kind) {
+            Ok(profile) => profiles.push(profile),
+            Err(NvmlError::NotSupported | NvmlError::InvalidArg) => {}
+            Err(error) => return Err(("nvmlGpuInstanceGetComputeInstanceProfileInfo", error)),
+        }
+    }
+    Ok(profiles)
+}
+
+/// Returns the UUIDs of the MIG devices by the ids of GPU instance and compute instance.
+fn uuids(device: &Device<'_>) -> Result<BTreeMap<(u32, u32), String>, FailedCall> {
+    let count = device
+        .mig_device_count()
+        .map_err(failed_in("nvmlDeviceGetMaxMigDeviceCount"))?;
+    let mut uuids = BTreeMap::new();
+    for index in 0..count {
+        let device = mig_device_at(device, index).map_err(failed_in("nvmlDeviceGetMigDeviceHandleByIndex"))?;
+        let Some(device) = device else { continue };
+        let gpu_instance = raw::gpu_instance_id(&device).map_err(failed_in("nvmlDeviceGetGpuInstanceId"))?;
+        let compute = raw::compute_instance_id(&device).map_err(failed_in("nvmlDeviceGetComputeInstanceId"))?;
+        let uuid = device.uuid().map_err(failed_in("nvmlDeviceGetUUID"))?;
+        uuids.insert((gpu_instance, compute), uuid);
+    }
+    Ok(uuids)
+}

@@ -1,0 +1,320 @@
+//! The work on one GPU, on a thread of its own.
+
+use super::{
+    occupants::{Leaving, occupants},
+    record_file::RecordFile,
+};
+use crate::driver::{
+    calls::DriverCall,
+    hardware_probe::DriverRoots,
+    nvml::{ChangeEnd, GpuAddress, MigChangeError, change_layout, read_mig_state},
+};
+use gpunode_crds::MigReason;
+use gpunode_gpu::{
+    AttemptResult, ChangeRecord, Gpu, GpuInstance, GpuLayout, GpuMigState, MigFailure, MigWork, RunId, WorkKind,
+};
+use jiff::Timestamp;
+use nvml_wrapper::error::NvmlError;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io,
+    ops::ControlFlow,
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+use tracing::{debug, info};
+
+/// Longest message in a record, in bytes.
+const MAX_MESSAGE: usize = 768;
+
+/// Work on one GPU, with what it needs of the node.
+#[derive(Clone)]
+pub struct MigJob {
+    /// Folders of the driver.
+    pub roots: DriverRoots,
+    /// The work.
+    pub work: MigWork,
+    /// The GPU, as it was read last.
+    pub gpu: Gpu,
+    /// Devices on which an MPS control daemon runs, or may run.
+    pub mps: BTreeSet<String>,
+    /// Boot and driver load of the node.
+    pub run: RunId,
+    /// True once the agent ends: the job then stops between two calls.
+    pub stop: Arc<AtomicBool>,
+}
+
+/// Error of a job, apart from those of a change.
+#[derive(Debug, thiserror::Error)]
+enum JobError {
+    #[error("find the driver: it is not there any more")]
+    NoDriver,
+    #[error("save the MIG record of {gpu}: {source}; nothing was changed since")]
+    Save { gpu: String, source: io::Error },
+    #[error(transparent)]
+    Change(#[from] MigChangeError),
+}
+
+impl MigJob {
+    /// Returns true if the work resets the GPU, for which no other session with the driver may be open.
+    pub fn resets_the_gpu(&self) -> bool {
+        let changes_mode = |state: &GpuMigState| state.mode_needs_reset && state.enabled != self.work.layout.enabled;
+        self.gpu.mig_state.as_ref().is_some_and(changes_mode)
+            && matches!(self.work.kind, WorkKind::Apply | WorkKind::Restore | WorkKind::RollBack)
+    }
+
+    /// Saves that the GPU has the layout. Blocks.
+    pub fn remember(&self, file: &mut RecordFile) -> AttemptResult {
+        let saved = self.update(file, |record| {
+            (record.applied, record.run) = (Some(self.work.layout.clone()), self.run.clone());
+            record.failure = None;
+        });
+        saved.map_or_else(failed, |()| AttemptResult::Done)
+    }
+
+    /// Looks for daemons, processes and handles on what has to go. Blocks.
+    pub fn check(&self, call: &DriverCall) -> AttemptResult {
+        self.try_check(call).unwrap_or_else(failed)
+    }
+
+    fn try_check(&self, call: &DriverCall) -> Result<AttemptResult, JobError> {
+        let library = self.library()?;
+        call.begin_turn(Some(&self.gpu.uuid));
+        let state = self.state(&library)?;
+        call.answered();
+        let leaving: Vec<&GpuInstance> = leaving_instances(&state, &self.work.layout).collect();
+        let changes_mode = state.enabled != self.work.layout.enabled;
+        let compute = leaving.iter().flat_map(|instance| &instance.compute);
+        let mut devices = compute.filter_map(|compute| compute.uuid.as_ref());
+        let with_daemon = devices.find(|uuid| self.mps.contains(*uuid));
+        if let Some(device) = with_daemon.or(self.mps.get(&self.gpu.uuid).filter(|_| changes_mode)) {
+            return Ok(AttemptResult::Blocked {
+                reason: MigReason::MpsDaemon,
+                message: format!("an MPS control daemon still runs on {device}; it ends after the pods that use it"),
+            });
+        }
+        let leaving = if changes_mode {
+            Leaving::Gpu { minor: self.gpu.minor }
+        } else if leaving.is_empty() {
+            return Ok(AttemptResult::Clear);
+        } else {
+            Leaving::Instances(
+                leaving
+                    .iter()
+                    .map(|instance| (instance.id, self.nodes(instance.id)))
+                    .collect(),
+            )
+        };
+        Ok(match self.occupants(&library, &leaving, call)? {
+            None => AttemptResult::Clear,
+            Some(names) => AttemptResult::Blocked {
+                reason: MigReason::InUse,
+                message: format!("still used by {names}, which no container of gpunode accounts for; end it"),
+            },
+        })
+    }
+
+    /// Gives the GPU the layout. The record says what is under way from before the first call until the GPU has it, or is as before.
+    /// Blocks.
+    pub fn change(&self, file: &mut RecordFile, call: &DriverCall) -> AttemptResult {
+        self.try_change(file, call).unwrap_or_else(|error| {
+            let message = error.to_string();
+            // What happened before the first call is no attempt.
+            match error {
+                JobError::Change(_) => self.note_failure(file, message),
+                JobError::NoDriver | JobError::Save { .. } => AttemptResult::Failed { message },
+            }
+        })
+    }
+
+    fn try_change(&self, file: &mut RecordFile, call: &DriverCall) -> Result<AttemptResult, JobError> {
+        let (library, layout) = (self.library()?, &self.work.layout);
+        call.begin_turn(Some(&self.gpu.uuid));
+        let before = self.state(&library)?.layout();
+        let is_new = file
+            .records()
+            .get(&self.gpu.uuid)
+            .is_none_or(|record| record.change.is_none());
+        self.update(file, |record| {
+            let begun = record.change.take();
+            record.change = Some(ChangeRecord {
+                hash: self.work.hash.clone(),
+                before: begun.map_or_else(|| before.clone(), |begun| begun.before),
+                wanted: layout.clone(),
+                rolls_back: self.work.kind == WorkKind::RollBack,
+            });
+        })?;
+        info!(gpu = self.gpu.uuid, kind = ?self.work.kind, "changing MIG");
+        let address = GpuAddress::of(&self.gpu);
+        let ended = change_layout(&library, &address, layout, |step| {
+            call.begin_turn(Some(&self.gpu.uuid));
+            debug!(gpu = self.gpu.uuid, %step, "MIG step");
+            if self.stop.load(Ordering::Relaxed) {
+                ControlFlow::Break(())
+            } else {
+                ControlFlow::Continue(())
+            }
+        });
+        call.answered();
+        if !matches!(ended, Ok(ChangeEnd::Done))
+            && is_new
+            && self.state(&library).is_ok_and(|now| now.layout() == before)
+        {
+            // Nothing has begun.
+            self.update(file, |record| record.change = None)?;
+        }
+        Ok(match ended {
+            Ok(ChangeEnd::Done) => {
+                self.note_done(file)?;
+                info!(gpu = self.gpu.uuid, "changed MIG");
+                AttemptResult::Done
+            }
+            Ok(ChangeEnd::Stopped) => AttemptResult::Failed {
+                message: "the agent ends; the next one goes on".to_owned(),
+            },
+            Ok(ChangeEnd::ModePending { status }) => AttemptResult::RebootRequired {
+                message: format!(
+                    "the driver changes the MIG mode with the next reset of the GPU ({status}); reboot the node"
+                ),
+            },
+            Ok(ChangeEnd::ModeInUse { status }) => {
+                let leaving = Leaving::Gpu { minor: self.gpu.minor };
+                self.in_use(
+                    &library,
+                    &leaving,
+                    call,
+                    MigReason::ModePending,
+                    &format!("change the MIG mode: {status}"),
+                )
+            }
+            Err(
+                error @ MigChangeError::Call {
+                    source: NvmlError::InUse,
+                    ..
+                },
+            ) => {
+                let instances = self.state(&library).ok();
+                let leaving = instances.iter().flat_map(|state| leaving_instances(state, layout));
+                let leaving = leaving.map(|instance| (instance.id, self.nodes(instance.id)));
+                let leaving = Leaving::Instances(leaving.collect());
+                self.in_use(&library, &leaving, call, MigReason::InUse, &error.to_string())
+            }
+            Err(error) => return Err(error.into()),
+        })
+    }
+
+    fn in_use(
+        &self,
+        library: &std::path::Path,
+        leaving: &Leaving,
+        call: &DriverCall,
+        reason: MigReason,
+        answer: &str,
+    ) -> AttemptResult {
+        let by = self.occupants(library, leaving, call).ok().flatten();
+        let by = by.map_or_else(
+            || "gpunode finds no process of this node on it; a monitor may have a handle open".to_owned(),
+            |names| format!("used by {names}"),
+        );
+        AttemptResult::Blocked {
+            reason,
+            message: format!("{answer}; {by}"),
+        }
+    }
+
+    fn note_done(&self, file: &mut RecordFile) -> Result<(), JobError> {
+        self.update(file, |record| {
+            (record.applied, record.run) = (Some(self.work.layout.clone()), self.run.clone());
+            record.change = None;
+            match &mut record.failure {
+                Some(failure) if self.work.kind == WorkKind::RollBack => failure.rolled_back = true,
+                failure => *failure = None,
+            }
+        })
+    }
+
+    fn note_failure(&self, file: &mut RecordFile, mut message: String) -> AttemptResult {
+        message.truncate(message.floor_char_boundary(MAX_MESSAGE));
+        let noted = self.update(file, |record| {
+            let before = record.failure.take().filter(|failure| failure.hash == self.work.hash);
+            record.failure = Some(MigFailure {
+                hash: self.work.hash.clone(),
+                attempts: before.map_or(0, |failure| failure.attempts).saturating_add(1),
+                at: Timestamp::now(),
+                message: message.clone(),
+                rolled_back: false,
+            });
+        });
+        match noted {
+            Ok(()) => AttemptResult::Failed { message },
+            Err(error) => AttemptResult::Failed {
+                message: format!("{message}; {error}"),
+            },
+        }
+    }
+
+    fn update(&self, file: &mut RecordFile, change: impl FnOnce(&mut gpunode_gpu::MigRecord)) -> Result<(), JobError> {
+        file.update(&self.gpu.uuid, change).map_err(|source| JobError::Save {
+            gpu: self.gpu.uuid.clone(),
+            source,
+        })
+    }
+
+    fn library(&self) -> Result<PathBuf, JobError> {
+        Ok(self.roots.find().ok_or(JobError::NoDriver)?.library)
+    }
+
+    fn state(&self, library: &std::path::Path) -> Result<GpuMigState, JobError> {
+        let state = read_mig_state(library, &GpuAddress::of(&self.gpu))?;
+        let none = || MigChangeError::NoMig {
+            gpu: self.gpu.uuid.clone(),
+        };
+        Ok(state.ok_or_else(none)?)
+    }
+
+    fn occupants(
+        &self,
+        library: &std::path::Path,
+        leaving: &Leaving,
+        call: &DriverCall,
+    ) -> Result<Option<String>, JobError> {
+        let address = GpuAddress::of(&self.gpu);
+        let found = occupants(library, &self.roots.host_root, &address, leaving, |gpu| {
+            call.begin_turn(Some(gpu))
+        });
+        Ok(found.map_err(MigChangeError::from)?)
+    }
+
+    /// Returns the device nodes of a GPU instance and its compute instances.
+    fn nodes(&self, gpu_instance: u32) -> Vec<String> {
+        let of_instance = self
+            .gpu
+            .mig_devices
+            .iter()
+            .filter(|mig| mig.facts.gpu_instance == gpu_instance);
+        let nodes: BTreeMap<&String, ()> = of_instance
+            .flat_map(|mig| &mig.device_nodes)
+            .map(|node| (node, ()))
+            .collect();
+        nodes.into_keys().cloned().collect()
+    }
+}
+
+fn failed(error: JobError) -> AttemptResult {
+    AttemptResult::Failed {
+        message: error.to_string(),
+    }
+}
+
+/// Returns the instances that a layout does not have, or of which a part has to go.
+fn leaving_instances<'a>(state: &'a GpuMigState, layout: &GpuLayout) -> impl Iterator<Item = &'a GpuInstance> {
+    let stays = |instance: &GpuInstance| {
+        layout.enabled
+            && layout.instances.contains(&instance.placed)
+            && (instance.is_whole() || instance.compute.is_empty())
+    };
+    state.instances.iter().filter(move |instance| !stays(instance))
+}

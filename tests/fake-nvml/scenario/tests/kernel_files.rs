@@ -1,0 +1,174 @@
+//! Files of the kernel module and device nodes, as MIG instances come and go.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    os::unix::fs::symlink,
+    path::Path,
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+use gpunode_scenario::{
+    AdditionalBoards, DriverState, Gpu, KernelFiles, MigGroup, MigState, ReturnCode, Scenario, StateFile, Topology,
+};
+
+const LIMIT: Duration = Duration::from_secs(10);
+
+/// A node with an A100 that has MIG on, one that has not, and a T4.
+struct Node {
+    folder: tempfile::TempDir,
+    files: KernelFiles,
+}
+
+impl Node {
+    fn new(instances: &[&str]) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let mut scenario = Scenario::new("n", "NVIDIA A100-SXM4-80GB", 2, Topology::NvSwitch);
+        scenario.additional = vec![AdditionalBoards {
+            board: "Tesla T4".to_owned(),
+            count: 1,
+            topology: Topology::Pcie,
+        }];
+        scenario.mig = vec![MigGroup {
+            gpus: vec![0],
+            instances: instances.iter().map(|name| (*name).to_owned()).collect(),
+        }];
+        scenario.save(folder.path()).unwrap();
+        let files = KernelFiles {
+            proc_driver: folder.path().join("proc/driver"),
+            devices: vec![folder.path().join("dev"), folder.path().join("run/nvidia/driver/dev")],
+            make_node: |path, _| symlink("/dev/null", path),
+        };
+        let node = Node { folder, files };
+        node.files.write(&node.gpus()).unwrap();
+        node
+    }
+
+    fn dir(&self) -> &Path {
+        self.folder.path()
+    }
+
+    fn gpus(&self) -> Vec<Gpu> {
+        DriverState::gpus(self.dir()).unwrap()
+    }
+
+    fn change<T>(&self, change: impl FnOnce(&Gpu, &mut MigState) -> Result<T, ReturnCode>) -> T {
+        let gpu = Scenario::load(self.dir()).unwrap().gpus().unwrap().remove(0);
+        let changed = DriverState::update_mig(self.dir(), &gpu, |mig| change(&gpu, mig));
+        changed.unwrap().unwrap()
+    }
+
+    /// Creates a GPU instance of a profile with the compute instance that fills it.
+    fn create(&self, name: &str) {
+        let scenario = Scenario::load(self.dir()).unwrap();
+        self.change(|gpu, mig| {
+            let mut profiles = gpu.board.mig_profiles().into_iter();
+            let profile = profiles.find(|profile| profile.name == name).unwrap();
+            let key = mig.create_instance(gpu.board, &profile, None)?;
+            let whole = profile.compute_profiles().pop().unwrap();
+            mig.create_compute_instance(&scenario, gpu, key, &whole, None)
+        });
+    }
+
+    /// Folders below that of all capabilities, `gpu0/mig/gi7/ci0`, that have a file `access`, or are empty.
+    fn shown(&self) -> BTreeSet<String> {
+        let root = self.files.proc_driver.join("nvidia/capabilities");
+        let mut shown = BTreeSet::new();
+        let mut left = vec![root.clone()];
+        while let Some(folder) = left.pop() {
+            let entries: Vec<_> = fs::read_dir(&folder)
+                .unwrap()
+                .map(|entry| entry.unwrap().path())
+                .collect();
+            if entries.is_empty() || folder.join("access").exists() {
+                shown.insert(folder.strip_prefix(&root).unwrap().to_string_lossy().into_owned());
+            }
+            left.extend(entries.into_iter().filter(|path| path.is_dir()));
+        }
+        shown
+    }
+
+    /// The N of each `nvidia-capN` that every `dev` has.
+    fn nodes(&self) -> BTreeSet<u32> {
+        let numbers = |folder: &Path| -> BTreeSet<u32> {
+            let entries = fs::read_dir(folder.join("nvidia-caps")).into_iter().flatten();
+            let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+            names.map(|name| name["nvidia-cap".len()..].parse().unwrap()).collect()
+        };
+        let of_host = numbers(&self.files.devices[0]);
+        assert_eq!(of_host, numbers(&self.files.devices[1]));
+        of_host
+    }
+
+    fn await_shown(&self, expected: &[&str]) {
+        let expected: BTreeSet<String> = expected.iter().map(|path| (*path).to_owned()).collect();
+        let end = Instant::now() + LIMIT;
+        while self.shown() != expected && Instant::now() < end {
+            thread::sleep(Duration::from_millis(2));
+        }
+        assert_eq!(self.shown(), expected);
+    }
+}
+
+#[test]
+fn files_come_a_moment_after_instances_and_go_with_them_while_nodes_stay_until_a_boot() {
+    let node = Node::new(&["3g.40gb"]);
+    let half = ["gpu0/mig/gi1", "gpu0/mig/gi1/ci0"];
+    node.await_shown(&[half[0], half[1], "gpu1/mig"]);
+    assert_eq!(node.nodes(), [1, 2, 12, 13].into());
+    let state = StateFile::open(node.dir()).unwrap();
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| node.files.follow(node.dir(), || is_over.load(Ordering::Relaxed)));
+        node.create("1g.10gb");
+        let small = ["gpu0/mig/gi13", "gpu0/mig/gi13/ci0"];
+        node.await_shown(&[half[0], half[1], small[0], small[1], "gpu1/mig"]);
+        node.change(|_, mig| {
+            let large = mig.instances[0].clone();
+            let compute = &large.compute_instances[0];
+            let key = (large.id, large.serial);
+            mig.destroy_compute_instance(key, (compute.id, compute.serial))?;
+            mig.destroy_instance(key)
+        });
+        node.await_shown(&[small[0], small[1], "gpu1/mig"]);
+
+        // The file comes later than somebody who looks at once.
+        state.delay_kernel_files(300).unwrap();
+        let start = Instant::now();
+        node.create("2g.20gb");
+        let two = node.gpus()[0].mig.as_ref().unwrap()[0].id;
+        let two = [format!("gpu0/mig/gi{two}"), format!("gpu0/mig/gi{two}/ci0")];
+        node.await_shown(&[&two[0], &two[1], small[0], small[1], "gpu1/mig"]);
+        assert!(start.elapsed() >= Duration::from_millis(300));
+        let nodes = node.nodes();
+        assert!(nodes.is_superset(&[1, 2, 12, 13].into()), "{nodes:?}");
+        is_over.store(true, Ordering::Relaxed);
+    });
+    state.reboot().unwrap();
+    node.files.forget_nodes().unwrap();
+    node.files.write(&node.gpus()).unwrap();
+    node.await_shown(&["gpu0/mig", "gpu1/mig"]);
+    assert_eq!(node.nodes(), [1, 2].into());
+}
+
+#[test]
+fn another_minor_number_moves_the_files_of_a_gpu_until_a_boot() {
+    let node = Node::new(&["7g.80gb"]);
+    node.change(|_, mig| {
+        mig.minor = Some(9);
+        Ok(())
+    });
+    assert_eq!(node.gpus().iter().map(|gpu| gpu.minor).collect::<Vec<_>>(), [9, 1, 2]);
+    node.files.write(&node.gpus()).unwrap();
+    node.await_shown(&["gpu9/mig/gi0", "gpu9/mig/gi0/ci0", "gpu1/mig"]);
+    let table = fs::read_to_string(node.files.proc_driver.join("nvidia-caps/mig-minors")).unwrap();
+    assert!(table.contains("\ngpu9/gi0/ci0/access "), "{table}");
+    assert!(node.files.devices[0].join("nvidia9").is_symlink());
+    StateFile::open(node.dir()).unwrap().reboot().unwrap();
+    node.files.write(&node.gpus()).unwrap();
+    node.await_shown(&["gpu0/mig", "gpu1/mig"]);
+}
