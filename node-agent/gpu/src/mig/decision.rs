@@ -274,7 +274,8 @@ impl GpuCase<'_> {
         let is_wanted = self.wanted().is_ok_and(|wanted| wanted.as_ref() == Some(&of_record));
         let is_reset = self.state.enabled && self.state.instances.is_empty() && is_wanted;
         // A layout that cannot be made again keeps nobody from another one.
-        let is_given_up = !is_wanted && self.attempts(self.inputs.hash) >= MAX_ATTEMPTS;
+        let failure = self.failure(self.inputs.hash).filter(|failure| !failure.rolled_back);
+        let is_given_up = !is_wanted && failure.is_some_and(|failure| failure.attempts >= MAX_ATTEMPTS);
         let is_lost = lacks && (record.run.is_other(self.inputs.run) || is_reset) && !is_given_up;
         is_lost.then_some(applied)
     }

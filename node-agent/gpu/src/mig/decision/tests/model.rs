@@ -222,20 +222,21 @@ impl World {
                 (record.run, record.applied, record.failure) = (run, Some(work.layout), None);
                 self.end(AttemptResult::Done);
             }
-            WorkKind::Apply if record.change.is_none() && self.has_process => self.end(blocked("dcgm")),
-            WorkKind::Apply if record.change.as_ref().is_none_or(|change| change.hash != work.hash) => {
-                let before = record.change.take().map(|change| change.before);
-                record.change = Some(ChangeRecord {
-                    hash: work.hash,
+            _ if self.has_process => self.end(blocked("dcgm")),
+            WorkKind::Apply | WorkKind::RollBack | WorkKind::Restore => {
+                let before = record.change.as_ref().map(|change| change.before.clone());
+                let change = Some(ChangeRecord {
+                    hash: work.hash.clone(),
                     before: before.unwrap_or_else(|| self.gpu.mig_state.as_ref().unwrap().layout()),
-                    wanted: work.layout,
-                    rolls_back: false,
+                    wanted: work.layout.clone(),
+                    rolls_back: work.kind == WorkKind::RollBack,
                 });
+                if record.change == change {
+                    self.call(&work);
+                } else {
+                    record.change = change;
+                }
             }
-            WorkKind::RollBack if record.change.as_ref().is_some_and(|change| !change.rolls_back) => {
-                record.change.as_mut().unwrap().rolls_back = true;
-            }
-            WorkKind::Apply | WorkKind::RollBack | WorkKind::Restore => self.call(&work),
         }
     }
 
@@ -243,8 +244,11 @@ impl World {
         let step = next_step(&work.layout, self.state());
         let failed = std::mem::take(&mut self.fails) && step.is_some();
         let (run, now) = (self.run(), self.now);
+        let present = self.gpu.mig_state.as_ref().unwrap().layout();
         let record = self.record.as_mut().unwrap();
         if failed {
+            // Nothing has begun.
+            record.change = record.change.take().filter(|change| change.before != present);
             let before = record.failure.take().filter(|failure| failure.hash == work.hash);
             record.failure = Some(MigFailure {
                 hash: work.hash.clone(),
@@ -409,7 +413,7 @@ impl World {
         self.decide();
         let record = self.record.clone().unwrap_or_default();
         let had_instances = record.applied.is_some_and(|applied| !applied.instances.is_empty());
-        if self.config != 0 && had_instances && record.change.is_none() && record.failure.is_none() {
+        if self.config != 0 && had_instances && record.change.is_none() {
             let decision = self.decision.as_ref().unwrap();
             assert!(
                 decision.hold.gpu,
