@@ -204,8 +204,8 @@ pub struct GpuNodeStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rejected_config: Option<RejectedConfiguration>,
 
-    /// Conditions of the node. The agent writes `Ready`, `ConfigurationAccepted`, `Registered`, `DevicesOffered`, `Waiting`
-    /// and `DriverAvailable`; the operator writes `Conflict`, `FactLabels` and `RecoveredAnnotation`.
+    /// Conditions of the node. The agent writes `Ready`, `ConfigurationAccepted`, `Registered`, `DevicesOffered`, `Waiting`,
+    /// `MigLayout` and `DriverAvailable`; the operator writes `Conflict`, `FactLabels` and `RecoveredAnnotation`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "crate::conditions::conditions")]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]

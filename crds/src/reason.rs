@@ -35,6 +35,8 @@ pub enum ConditionType {
     ResourceServedByAnother,
     /// GpuNode: every device that a resource selects can be advertised.
     DevicesOffered,
+    /// GpuNode: every GPU that the configuration lays out has its MIG layout. It does not affect `Ready`. Absent without layouts.
+    MigLayout,
     /// GpuNode: the driver answers.
     DriverAvailable,
     /// GpuNode: gpunode owns the labels with facts about the GPUs. Present only while another program owns some of
@@ -152,6 +154,20 @@ pub enum Reason {
     MemoryBelowUnit,
     /// `deviceListStrategy` has only CDI, and the CDI file does not describe a device.
     CdiNotDescribed,
+    /// Every GPU has its MIG layout, or cannot have one.
+    LayoutApplied,
+    /// Pods hold what has to go for a MIG layout.
+    LayoutWaiting,
+    /// What has to go for a MIG layout is free; the operator has not approved the change yet.
+    LayoutAwaitsApproval,
+    /// A GPU is getting its MIG layout.
+    LayoutApplying,
+    /// Something other than a pod keeps a GPU from its MIG layout.
+    LayoutBlocked,
+    /// The driver refused a MIG layout.
+    LayoutFailed,
+    /// A MIG layout comes into force with a reboot of the node.
+    RebootRequired,
     /// The kubelet does not report which pod holds which device.
     HoldersUnknown,
     /// The driver refused to change MIG on a GPU; the agent tries again.

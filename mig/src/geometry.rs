@@ -50,7 +50,7 @@ impl MigGeometry {
     }
 
     /// Returns the name of an instance with its first memory slice, such as `4g.40gb@0`.
-    pub(crate) fn instance_name(&self, instance: &PlacedInstance) -> String {
+    pub fn instance_name(&self, instance: &PlacedInstance) -> String {
         let start = instance.placement.start;
         match self.profile(instance.profile) {
             Some(profile) => format!("{}@{start}", profile.name),

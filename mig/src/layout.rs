@@ -3,7 +3,10 @@
 #[cfg(test)]
 mod tests;
 
-use crate::{geometry::MigGeometry, limits::PlacementObstacle};
+use crate::{
+    geometry::{MigGeometry, PlacedInstance},
+    limits::PlacementObstacle,
+};
 use std::{fmt, iter};
 use thiserror::Error;
 
@@ -117,6 +120,30 @@ impl MigLayout {
         Ok(Self::of_counts(geometry, &counts))
     }
 
+    /// Creates a layout from counts by the names of profiles.
+    pub fn of_profiles<'a>(
+        counts: impl IntoIterator<Item = (&'a str, u32)>,
+        geometry: &MigGeometry,
+    ) -> Result<Self, LayoutError> {
+        let mut sums = vec![0; geometry.profiles.len()];
+        for (name, count) in counts {
+            let index = geometry.index_of(name).ok_or_else(|| unknown(name, geometry))?;
+            sums.iter_mut().skip(index).take(1).for_each(|sum| *sum += count);
+        }
+        Ok(Self::of_counts(geometry, &sums))
+    }
+
+    /// Creates the layout that a GPU with `instances` has. Instances of other profiles than its own are left out.
+    pub fn of_instances(instances: &[PlacedInstance], geometry: &MigGeometry) -> Self {
+        Self::of_counts(geometry, &geometry.counts(instances))
+    }
+
+    /// Returns the number of instances that it has of the profile with an id.
+    pub fn count_of(&self, profile: u32) -> u32 {
+        let entry = self.entries.iter().find(|entry| entry.profile == profile);
+        entry.map_or(0, |entry| entry.count)
+    }
+
     /// Creates a layout from counts in the order of the profiles.
     pub(crate) fn of_counts(geometry: &MigGeometry, counts: &[u32]) -> Self {
         let wanted = geometry.profiles.iter().zip(counts).filter(|(_, count)| **count > 0);
@@ -140,9 +167,11 @@ impl MigLayout {
                 most: 0,
             });
         }
-        let count = |id: u32| self.entries.iter().find(|entry| entry.profile == id);
-        let counts = geometry.profiles.iter().map(|profile| count(profile.id));
-        Ok(counts.map(|entry| entry.map_or(0, |entry| entry.count)).collect())
+        Ok(geometry
+            .profiles
+            .iter()
+            .map(|profile| self.count_of(profile.id))
+            .collect())
     }
 
     /// Returns true if no instance is wanted.

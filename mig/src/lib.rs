@@ -30,4 +30,4 @@ pub use instances::{InstanceError, parse_instances};
 pub use layout::{LayoutError, LayoutPreset, MigLayout, presets};
 pub use limits::{PlacementObstacle, remaining_capacity};
 pub use profile::{GpuInstanceProfile, SlicePlacement};
-pub use solver::{NoPlacement, PlacedLayout, solve};
+pub use solver::{NoPlacement, PlacedLayout, place, solve};

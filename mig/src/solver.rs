@@ -71,18 +71,25 @@ pub fn solve(
     wanted: &MigLayout,
     present: &[PresentInstance],
 ) -> Result<PlacedLayout, NoPlacement> {
-    let around = Neighbourhood::new(geometry, present);
+    if let Some(placed) = place(geometry, wanted, present) {
+        return Ok(placed);
+    }
     let counts = wanted.counts(geometry).map_err(|obstacle| NoPlacement {
         obstacle,
         nearest: MigLayout::default(),
     })?;
-    match around.arrange(&counts) {
-        Some(arrangement) => Ok(placed(&around, &counts, &arrangement)),
-        None => Err(NoPlacement {
-            obstacle: obstacle(geometry, &counts, present),
-            nearest: MigLayout::of_counts(geometry, &nearest(&around, &counts)),
-        }),
-    }
+    Err(NoPlacement {
+        obstacle: obstacle(geometry, &counts, present),
+        nearest: MigLayout::of_counts(geometry, &nearest(&Neighbourhood::new(geometry, present), &counts)),
+    })
+}
+
+/// Places a layout as [`solve`] does. None if it does not fit: it does not look for the reason, which takes longer.
+pub fn place(geometry: &MigGeometry, wanted: &MigLayout, present: &[PresentInstance]) -> Option<PlacedLayout> {
+    let around = Neighbourhood::new(geometry, present);
+    let counts = wanted.counts(geometry).ok()?;
+    let arrangement = around.arrange(&counts)?;
+    Some(placed(&around, &counts, &arrangement))
 }
 
 /// Sorts the instances of an arrangement by what becomes of them.

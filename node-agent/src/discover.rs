@@ -84,6 +84,7 @@ pub async fn discover(args: NodeArgs) -> Result<()> {
         release: ReleaseRequest::new(Some(gpu_node.clone()), &args.host.state_dir),
         mps_dir: args.host.mps_dir.clone(),
         alone: watch::Sender::new(false).subscribe(),
+        layouts: watch::Sender::new(false).subscribe(),
         driver_events: None,
         metrics: metrics.clone(),
     };

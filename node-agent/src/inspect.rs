@@ -130,7 +130,7 @@ async fn probe(roots: DriverRoots) -> Result<Hardware> {
     let sysfs = roots.clone();
     let probe = tokio::task::spawn_blocking(move || {
         let call = roots.calls.begin().context("query the driver: the GPUs are released")?;
-        Ok(roots.probe(None, &call).1)
+        Ok(roots.probe(None, false, &call).1)
     });
     match timeout(DRIVER_TIMEOUT, probe).await {
         Ok(probed) => probed.context("query the driver")?,

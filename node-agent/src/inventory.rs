@@ -10,7 +10,7 @@ use std::io::{self, Write as _};
 /// device does not answer. Blocks.
 pub fn print(roots: &DriverRoots) -> Result<()> {
     let call = roots.calls.begin().context("begin a call to the driver")?;
-    let (_, hardware) = roots.probe(None, &call);
+    let (_, hardware) = roots.probe(None, false, &call);
     let inventory = hardware.inventory();
     let unknown_health = NodeHealth::default();
     let status = GpuNodeStatus {

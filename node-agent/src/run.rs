@@ -4,10 +4,12 @@
 //! |---|---|
 //! | `main_loop` | handles one input at a time, then publishes the result |
 //! | `agent_state` | decides on configuration and devices, and publishes both |
+//! | `node_layouts` | decides about the MIG layouts of all GPUs, pure |
 //! | `role` | standby or active, and the tasks of an active agent |
 
 mod agent_state;
 mod main_loop;
+mod node_layouts;
 mod role;
 
 use crate::{
@@ -24,7 +26,7 @@ use crate::{
     },
     cdi::{file::CdiFile, keeper::CdiKeeper, state::CdiState},
     cli::{NodeArgs, RunArgs},
-    configuration::{file, operator::OperatorConfigWatch, saved::SavedConfig},
+    configuration::{file, in_force::DesiredConfig, operator::OperatorConfigWatch, saved::SavedConfig},
     container_runtime::runtime_watch::RuntimeWatch,
     devices::manager::{DeviceManager, DeviceManagerInputs},
     driver::{
@@ -34,12 +36,13 @@ use crate::{
     gpu_processes::GpuProcessWatch,
     handover::{AgentId, Handover, HandoverCommand, OwnSocketProbe, TakeBack},
     health::{MonitorInputs, node_health::NodeHealth},
+    mig::executor::MigExecutor,
     plugin::{
         directory::PluginDirectory, other_sockets::watch_other_sockets, registration::Kubelet,
         resources::ResourceServers,
     },
     run::{
-        agent_state::AgentState,
+        agent_state::{AgentState, LayoutOutputs},
         main_loop::{MainLoop, MainLoopInputs, MainLoopOutputs},
         role::Role,
     },
@@ -74,7 +77,7 @@ pub async fn run(args: RunArgs) -> Result<()> {
     let probe_hardware = Arc::new(Notify::new());
     let (liveness_sender, liveness) = watch::channel(Ok(()));
     let (hardware_sender, hardware) = watch::channel(None);
-    let alone = watch::Sender::new(false);
+    let (alone, mig_outputs) = (watch::Sender::new(false), LayoutOutputs::new());
     let (runtime_sender, container_runtime) = watch::channel(None);
     let (gpu_node_sender, gpu_node) = watch::channel(GpuNodeState::Unknown);
     let (node_health_sender, node_health) = watch::channel(Arc::default());
@@ -96,6 +99,7 @@ pub async fn run(args: RunArgs) -> Result<()> {
         mps_dir: host.mps_dir.clone(),
         driver_events: Some(driver_events),
         alone: alone.subscribe(),
+        layouts: mig_outputs.are_wanted.subscribe(),
         metrics: metrics.clone(),
     };
     let runtime_watch = RuntimeWatch {
@@ -133,6 +137,19 @@ pub async fn run(args: RunArgs) -> Result<()> {
         metrics: metrics.clone(),
         node_events: node_events.clone(),
     };
+    let mig = MigExecutor {
+        roots: driver_roots.clone(),
+        state_dir: host.state_dir.clone(),
+        hardware: hardware.clone(),
+        layouts: mig_outputs.are_wanted.subscribe(),
+        work: mig_outputs.work.subscribe(),
+        attempts: watch::Sender::default(),
+        records: watch::Sender::default(),
+        devices: manager.clone(),
+        alone,
+        probe_hardware: probe_hardware.clone(),
+        thread: BlockingThread::default(),
+    };
     let health_inputs = MonitorInputs {
         driver_roots,
         state_dir: host.state_dir.clone(),
@@ -153,6 +170,13 @@ pub async fn run(args: RunArgs) -> Result<()> {
     tasks.spawn(runtime_watch.run());
     let saved_config = client
         .map(|client| spawn_api_server_tasks(node, client, gpu_node_sender, node_event_queue, &outputs, &mut tasks));
+    // Before the first probe, which then reads instances at once.
+    let first_config = match &*outputs.desired_config.borrow() {
+        DesiredConfig::Config(candidate) => Some(candidate.clone()),
+        DesiredConfig::Unknown | DesiredConfig::Nothing => saved_config.as_ref().and_then(SavedConfig::content),
+    };
+    let has_layouts = first_config.is_some_and(|config| config.has_layouts());
+    mig_outputs.are_wanted.send_replace(has_layouts);
     let inputs = MainLoopInputs {
         signals,
         commands: spawn_handover(node, gpu_node, liveness_sender, &outputs, &mut tasks),
@@ -161,6 +185,9 @@ pub async fn run(args: RunArgs) -> Result<()> {
         container_runtime,
         device_changes: manager.changes(),
         cdi_state: cdi.state.subscribe(),
+        change: outputs.change.subscribe(),
+        mig_attempts: mig.attempts.subscribe(),
+        mig_records: mig.records.subscribe(),
         registered: plugins.registered(),
         tasks,
     };
@@ -180,6 +207,8 @@ pub async fn run(args: RunArgs) -> Result<()> {
         plugins,
         cdi,
         gpu_processes,
+        mig,
+        mig_outputs,
         health_inputs: Arc::new(Mutex::new(health_inputs)),
         node_events,
         probe_hardware,
@@ -236,6 +265,7 @@ fn spawn_api_server_tasks(
         gpu_node: gpu_node.subscribe(),
         saved: saved_config.content(),
         desired_config: outputs.desired_config.clone(),
+        change: outputs.change.clone(),
     };
     let reporter = StatusReporter {
         client: client.clone(),

@@ -9,6 +9,7 @@
 //! | `hardware` | GPUs and MIG devices |
 //! | `usage` | summary of what is held, for the printer columns |
 //! | `health` | times at which devices became healthy |
+//! | `mig_phases` | times at which GPUs reached their phase on the way to a MIG layout |
 //! | `missing` | keeps GPUs that vanished for 15 minutes |
 //! | `step` | the last step of a rollout that the agent finished |
 //! | `number` | numbers in the API's type |
@@ -20,6 +21,7 @@ pub mod conditions;
 pub mod hardware;
 mod health;
 pub mod inputs;
+mod mig_phases;
 mod missing;
 mod number;
 mod patch;

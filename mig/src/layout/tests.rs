@@ -122,6 +122,24 @@ fn presets_are_those_of_mig_parted() {
 }
 
 #[test]
+fn layout_of_counts_by_name_is_the_one_of_their_text() {
+    let geometry = geometry("A100-80GB");
+    let of = |counts: &[(&str, u32)]| MigLayout::of_profiles(counts.iter().copied(), &geometry);
+    let layout = of(&[("4g.40gb", 1), ("1g.10gb", 3)]).unwrap();
+    assert_eq!(layout, MigLayout::parse("1g.10gb:3,4g.40gb:1", &geometry).unwrap());
+    let counts = geometry.profiles.iter().map(|profile| layout.count_of(profile.id));
+    assert_eq!(counts.collect::<Vec<_>>(), [3, 0, 0, 0, 0, 1, 0]);
+    assert_eq!(of(&[]), Ok(MigLayout::default()));
+    let error = of(&[("1g.5gb", 7)]).unwrap_err().to_string();
+    assert!(error.starts_with("the board has no profile `1g.5gb`"), "{error}");
+    let instances = crate::parse_instances(&["4g.40gb@0", "1g.10gb@5"], &geometry).unwrap();
+    assert_eq!(
+        MigLayout::of_instances(&instances, &geometry).to_string(),
+        "1g.10gb:1,4g.40gb:1"
+    );
+}
+
+#[test]
 fn board_without_a_balance_has_no_such_preset() {
     let mut geometry = geometry("A30");
     geometry.profiles.retain(|profile| profile.slices != 2);

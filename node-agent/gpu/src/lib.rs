@@ -34,7 +34,7 @@ pub use choice::{
 };
 pub use desired::{
     DesiredDevice, DesiredDevices, DesiredDevicesError, DeviceProblem, DeviceProblemKind, ResourceRules,
-    desired_devices,
+    desired_devices, desired_devices_beside,
 };
 pub use diagnosis::{Finding, FindingSeverity, NodeSurroundings, diagnose, findings_table, is_without_gpus};
 pub use gpunode_config::{Allocation, Architecture};
@@ -48,7 +48,8 @@ pub use health::{
 };
 pub use injection::{InjectionWays, injection, unread_cdi_file};
 pub use mig::{
-    AttemptResult, ChangeRecord, ComputeInstance, GpuInstance, GpuLayout, GpuMigState, GpuVirtualization, MigAttempt,
-    MigFailure, MigRecord, MigStep, MigWork, WorkKind, next_step,
+    AttemptHistory, AttemptResult, ChangeRecord, ComputeInstance, DeviceHold, DeviceUsage, DeviceUse, GpuInstance,
+    GpuLayout, GpuMigState, GpuVirtualization, LayoutHolds, LayoutTarget, MigAttempt, MigDecision, MigFailure,
+    MigInputs, MigRecord, MigStep, MigWork, WorkKind, decide, next_step,
 };
 pub use sharing::{AdvertisedResource, AdvertisedShare, Assignment, DeviceSharing, device_of};

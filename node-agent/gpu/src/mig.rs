@@ -5,18 +5,32 @@
 //! |---|---|
 //! | `gpu_state` | mode and instances of a GPU, as the driver shows them |
 //! | `gpu_layout` | mode and instances of a GPU, as they are wanted or were before |
+//! | `target` | the layout that a configuration wants on a GPU, before its places are known |
 //! | `step` | the next call of the driver on the way to a layout |
+//! | `arrangement` | the instances that a GPU gets for its layout, and those of them that stay |
 //! | `work` | work on a GPU, and its result |
+//! | `attempts` | attempts on a GPU, and the pauses between them |
+//! | `hold` | devices that no container may get because of layouts |
+//! | `decision` | decides about a GPU: what is held, its progress, the next work |
 //! | `record` | what is known of a GPU's layout after a restart of the agent or of the node |
 
+mod arrangement;
+mod attempts;
+mod decision;
 mod gpu_layout;
 mod gpu_state;
+mod hold;
 mod record;
 mod step;
+mod target;
 mod work;
 
+pub use attempts::AttemptHistory;
+pub use decision::{DeviceUsage, DeviceUse, MigDecision, MigInputs, decide};
 pub use gpu_layout::GpuLayout;
 pub use gpu_state::{ComputeInstance, GpuInstance, GpuMigState, GpuVirtualization};
+pub use hold::{DeviceHold, LayoutHolds};
 pub use record::{ChangeRecord, MigFailure, MigRecord};
 pub use step::{MigStep, next_step};
+pub use target::LayoutTarget;
 pub use work::{AttemptResult, MigAttempt, MigWork, WorkKind};

@@ -9,7 +9,7 @@ use prometheus_client::{
 use std::{
     collections::BTreeSet,
     sync::{Arc, Mutex, PoisonError},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 /// Most resources with metrics of their own; further ones count as [`OTHER`]. Only a configuration that keeps changing
@@ -17,6 +17,8 @@ use std::{
 const MAX_RESOURCES: usize = 64;
 /// Greatest XID with a counter of its own. NVIDIA documents XIDs below 200.
 const MAX_XID: u64 = 255;
+/// Upper bounds of the buckets of MIG changes, in seconds. A call takes tenths of a second, the reset of a GPU some seconds.
+const CHANGE_BUCKETS: [f64; 9] = [0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0];
 const OTHER: &str = "other";
 /// Index of a device that the driver does not list now.
 const UNKNOWN: &str = "unknown";
@@ -43,6 +45,10 @@ struct MetricFamilies {
     faults: Family<ByFault, Gauge>,
     held_shares: Family<ByResource, Gauge>,
     unaccounted_processes: Family<ByGpu, Gauge>,
+    mig_gpus: Family<ByPhase, Gauge>,
+    mig_instances: Family<ByProfile, Gauge>,
+    mig_attempts: Family<ByAttempt, Counter>,
+    mig_changes: Histogram,
 }
 
 /// Call between the agent and the kubelet.
@@ -103,6 +109,21 @@ struct ByGpu {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ByPhase {
+    phase: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ByProfile {
+    profile: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ByAttempt {
+    result: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ByHash {
     hash: String,
 }
@@ -139,6 +160,10 @@ impl AgentMetrics {
         let faults = Family::<ByFault, Gauge>::default();
         let held_shares = Family::<ByResource, Gauge>::default();
         let unaccounted_processes = Family::<ByGpu, Gauge>::default();
+        let mig_gpus = Family::<ByPhase, Gauge>::default();
+        let mig_instances = Family::<ByProfile, Gauge>::default();
+        let mig_attempts = Family::<ByAttempt, Counter>::default();
+        let mig_changes = Histogram::new(CHANGE_BUCKETS);
         let mut registry = Registry::with_prefix("gpunode_agent");
         registry.register(
             "build",
@@ -179,6 +204,23 @@ impl AgentMetrics {
             "Processes on a GPU of no container that holds it",
             unaccounted_processes.clone(),
         );
+        registry.register("mig_gpus", "GPUs with a MIG layout, by phase", mig_gpus.clone());
+        registry.register(
+            "mig_instances",
+            "MIG devices of GPUs with a layout, by profile",
+            mig_instances.clone(),
+        );
+        registry.register(
+            "mig_attempts",
+            "Attempts to change MIG on a GPU, by result",
+            mig_attempts.clone(),
+        );
+        registry.register_with_unit(
+            "mig_change_duration",
+            "Time in which GPUs got their MIG layout",
+            Unit::Seconds,
+            mig_changes.clone(),
+        );
         registry.register("config_info", "Hash of the configuration in force", config.clone());
         let resources = Mutex::default();
         Self(
@@ -195,6 +237,10 @@ impl AgentMetrics {
                 faults,
                 held_shares,
                 unaccounted_processes,
+                mig_gpus,
+                mig_instances,
+                mig_attempts,
+                mig_changes,
             }
             .into(),
         )
@@ -260,6 +306,30 @@ impl AgentMetrics {
                 .get_or_create(&ByGpu { gpu })
                 .set(i64::try_from(count).unwrap_or(i64::MAX));
         }
+    }
+
+    /// Sets the phases of the GPUs with a MIG layout, one each, and the profiles of their MIG devices. Removes those that are not
+    /// listed.
+    pub fn set_mig<'a>(&self, phases: impl Iterator<Item = &'static str>, profiles: impl Iterator<Item = &'a str>) {
+        self.0.mig_gpus.clear();
+        for phase in phases {
+            self.0.mig_gpus.get_or_create(&ByPhase { phase }).inc();
+        }
+        self.0.mig_instances.clear();
+        for profile in profiles {
+            let profile = profile.to_owned();
+            self.0.mig_instances.get_or_create(&ByProfile { profile }).inc();
+        }
+    }
+
+    /// Counts an attempt to change MIG on a GPU.
+    pub fn mig_attempt(&self, result: &'static str) {
+        self.0.mig_attempts.get_or_create(&ByAttempt { result }).inc();
+    }
+
+    /// Notes the time in which a GPU got its MIG layout.
+    pub fn mig_changed(&self, time: Duration) {
+        self.0.mig_changes.observe(time.as_secs_f64());
     }
 
     /// Sets the hash of the configuration in force.

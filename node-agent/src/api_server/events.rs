@@ -30,6 +30,14 @@ pub enum EventReason {
     StateFileCorrupt,
     /// A GPU is used by a process that no container accounts for.
     UnaccountedProcess,
+    /// A GPU has got its MIG layout.
+    MigLayoutApplied,
+    /// Something other than a pod keeps a GPU from its MIG layout.
+    MigLayoutBlocked,
+    /// The driver refused a MIG layout.
+    MigLayoutFailed,
+    /// A MIG layout comes into force with a reboot of the node.
+    MigRebootRequired,
 }
 
 /// An event that waits to be sent.
@@ -108,6 +116,10 @@ fn content(pending: PendingEvent, node: ObjectReference) -> EventContent {
         EventReason::GpuXid => (false, "GpuXid", "OfferDevice"),
         EventReason::StateFileCorrupt => (true, "StateFileCorrupt", "SetAside"),
         EventReason::UnaccountedProcess => (true, "UnaccountedProcess", "OfferDevice"),
+        EventReason::MigLayoutApplied => (false, "MigLayoutApplied", "ChangeMig"),
+        EventReason::MigLayoutBlocked => (true, "MigLayoutBlocked", "ChangeMig"),
+        EventReason::MigLayoutFailed => (true, "MigLayoutFailed", "ChangeMig"),
+        EventReason::MigRebootRequired => (true, "MigRebootRequired", "ChangeMig"),
     };
     EventContent {
         regarding: node,

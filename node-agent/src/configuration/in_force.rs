@@ -3,8 +3,11 @@
 //! A rejected configuration never replaces the one in force.
 
 use gpunode_config::{AgentConfig, CONFIG_VERSION, ConfigDocument, LoadError, load};
-use gpunode_gpu::{DesiredDevices, DesiredDevicesError, Inventory, desired_devices};
-use std::sync::Arc;
+use gpunode_crds::MigStatus;
+use gpunode_gpu::{
+    DesiredDevices, DesiredDevicesError, Inventory, LayoutHolds, desired_devices, desired_devices_beside,
+};
+use std::{collections::BTreeMap, sync::Arc};
 
 /// Maximum bytes of the message in `GpuNode.status.rejectedConfig`.
 const MAX_MESSAGE: usize = 1024;
@@ -77,6 +80,17 @@ pub struct InForce {
     pub rejected: Option<RejectedConfig>,
     /// Devices to advertise, and their resources.
     pub desired: Arc<DesiredDevices>,
+    /// Progress of the GPUs towards their MIG layouts.
+    pub layouts: LayoutProgress,
+}
+
+/// Progress of the GPUs towards their MIG layouts.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LayoutProgress {
+    /// GPUs with a layout, by UUID.
+    pub gpus: BTreeMap<String, MigStatus>,
+    /// True while no device is advertised anew, because the GPUs' instances or their records are not read yet.
+    pub are_awaited: bool,
 }
 
 impl ConfigCandidate {
@@ -88,6 +102,12 @@ impl ConfigCandidate {
             document,
             uid: None,
         }
+    }
+
+    /// Returns true if the document is a configuration with MIG layouts.
+    pub fn has_layouts(&self) -> bool {
+        let mig = self.parse().ok().and_then(|config| config.mig);
+        mig.is_some_and(|mig| !mig.layout.is_empty())
     }
 
     fn parse(&self) -> Result<AgentConfig, RejectionCause> {
@@ -166,6 +186,16 @@ impl InForce {
         }
     }
 
+    /// Takes the progress of the GPUs towards their MIG layouts, and the devices that no container may get meanwhile.
+    pub fn lay_out(&mut self, inventory: &Inventory, holds: &LayoutHolds, layouts: LayoutProgress) {
+        if let Some(accepted) = &self.accepted
+            && let Ok(desired) = desired_devices_beside(inventory, &accepted.config, holds)
+        {
+            self.desired = desired.into();
+        }
+        self.layouts = layouts;
+    }
+
     /// Returns true if the agent exits when it cannot initialise the driver.
     pub fn fail_on_init_error(&self) -> bool {
         self.accepted
@@ -185,6 +215,7 @@ fn accept(candidate: &ConfigCandidate, inventory: &Inventory) -> Result<InForce,
         accepted: Some(accepted),
         rejected: None,
         desired,
+        layouts: LayoutProgress::default(),
     })
 }
 

@@ -5,6 +5,8 @@ use crate::{
     configuration::in_force::{ConfigCandidate, DesiredConfig},
     runtime::channel::send_if_new,
 };
+use gpunode_crds::{ChangeState, DisruptiveChange};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use std::{sync::Arc, time::Duration};
 use tokio::{sync::watch, time::timeout};
 use tracing::warn;
@@ -18,6 +20,41 @@ pub struct OperatorConfigWatch {
     /// The saved configuration, for a start without the API server.
     pub saved: Option<Arc<ConfigCandidate>>,
     pub desired_config: watch::Sender<DesiredConfig>,
+    /// Publishes the change of the node that the operator writes beside the configuration.
+    pub change: watch::Sender<ChangeRequest>,
+}
+
+/// Change of the node that the operator writes beside the configuration.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ChangeRequest {
+    change: Option<DisruptiveChange>,
+    /// `since` of the last change that an agent reported as finished.
+    finished: Option<Time>,
+}
+
+impl ChangeRequest {
+    /// Returns the request in a GpuNode.
+    fn of(gpu_node: &GpuNodeState) -> Self {
+        let GpuNodeState::Present(object) = gpu_node else {
+            return Self::default();
+        };
+        let finished = object.status.as_ref().and_then(|status| status.get("finishedChange"));
+        Self {
+            change: object.spec.change.clone(),
+            finished: finished.and_then(|finished| serde_json::from_value(finished.clone()).ok()),
+        }
+    }
+
+    /// Returns the start of the change that is approved for the configuration with this hash and not finished, also not as
+    /// `finished` says.
+    pub fn approved(&self, hash: &str, finished: Option<&Time>) -> Option<&Time> {
+        let change = self.change.as_ref()?;
+        // The API server keeps whole seconds.
+        let is_since = |finished: &Time| finished.0.as_second() == change.since.0.as_second();
+        let is_finished = [self.finished.as_ref(), finished].into_iter().flatten().any(is_since);
+        let is_approved = change.state == ChangeState::Approved && change.hash == hash && !is_finished;
+        is_approved.then_some(&change.since)
+    }
 }
 
 impl OperatorConfigWatch {
@@ -28,6 +65,8 @@ impl OperatorConfigWatch {
         let mut source = self.saved.as_ref().and_then(|saved| saved.uid.clone());
         loop {
             let requested = requested_config(&self.gpu_node.borrow_and_update(), &mut source);
+            let change = ChangeRequest::of(&self.gpu_node.borrow());
+            send_if_new(&self.change, change);
             // Only the first round falls back to the saved configuration.
             let saved = self.saved.take();
             let requested = requested.or_else(|| {
@@ -122,6 +161,7 @@ mod tests {
             gpu_node,
             saved: Some(candidate("1", "{}")),
             desired_config,
+            change: watch::Sender::default(),
         };
         tokio::select! {
             () = config_watch.run() => unreachable!(),
@@ -141,6 +181,41 @@ mod tests {
         assert_eq!(after_start(gpu_node("1", None)).await, DesiredConfig::Nothing);
         assert_eq!(after_start(gpu_node("1", Some("a: 1"))).await, config("1", "a: 1"));
         assert_eq!(after_start(gpu_node("2", Some("{}"))).await, config("2", "{}"));
+    }
+
+    #[test]
+    fn change_is_approved_for_one_configuration_until_it_is_finished() {
+        let at = |second| Time(jiff::Timestamp::from_second(second).unwrap());
+        let request = |state, status: serde_json::Value| {
+            let GpuNodeState::Present(object) = gpu_node("1", Some("{}")) else {
+                unreachable!()
+            };
+            let mut object = (*object).clone();
+            object.spec.change = Some(DisruptiveChange {
+                state,
+                hash: "one".to_owned(),
+                since: at(7),
+            });
+            object.status = Some(status);
+            ChangeRequest::of(&GpuNodeState::Present(Arc::new(object)))
+        };
+        let open = request(
+            ChangeState::Approved,
+            serde_json::json!({"finishedChange": "1970-01-01T00:00:06Z"}),
+        );
+        assert_eq!(open.approved("one", None), Some(&at(7)));
+        assert_eq!(open.approved("two", None), None, "another configuration");
+        assert_eq!(open.approved("one", Some(&at(7))), None, "finished by this agent");
+        let over = request(
+            ChangeState::Approved,
+            serde_json::json!({"finishedChange": "1970-01-01T00:00:07Z"}),
+        );
+        assert_eq!(over.approved("one", None), None, "finished by an earlier agent");
+        assert_eq!(
+            request(ChangeState::Prepare, serde_json::json!({})).approved("one", None),
+            None
+        );
+        assert_eq!(ChangeRequest::default().approved("one", None), None);
     }
 
     #[test]

@@ -127,8 +127,13 @@ impl DriverRoots {
     }
 
     /// Reads sysfs and the driver. `before` is the last probe. A driver in use is not given up when its container is not ready
-    /// any more. Notes the progress in `call`. Blocks.
-    pub fn probe(&self, before: Option<&Hardware>, call: &DriverCall) -> (HardwareTraces, Hardware) {
+    /// any more. `with_layouts` asks the driver for MIG profiles and instances, too. Notes the progress in `call`. Blocks.
+    pub fn probe(
+        &self,
+        before: Option<&Hardware>,
+        with_layouts: bool,
+        call: &DriverCall,
+    ) -> (HardwareTraces, Hardware) {
         let traces = self.traces();
         let is_in_use = before.is_some_and(|before| before.driver == DriverState::Answers);
         let Hardware { functions, machine, .. } = self.read_sysfs();
@@ -154,7 +159,8 @@ impl DriverRoots {
                     .and_then(Hardware::inventory)
                     .map_or(&[][..], |before| &before.gpus);
                 let function = |address: &str| pci::function(&self.host_root, address);
-                match nvml::read(path, &self.host_root, gpus, function, |gpu| call.begin_turn(gpu)) {
+                let begin = |gpu: Option<&str>| call.begin_turn(gpu);
+                match nvml::read(path, &self.host_root, gpus, with_layouts, function, begin) {
                     Ok(found) => {
                         let is_silent = found.inventory.gpus.is_empty() && !found.unreadable.is_empty();
                         let problem = found.unreadable.join("; ");

@@ -61,6 +61,8 @@ pub struct HardwareWatch {
     pub driver_events: Option<DriverEvents>,
     /// True while another task resets a GPU, for which no session with the driver may be open.
     pub alone: watch::Receiver<bool>,
+    /// True once a configuration has MIG layouts: probes then read profiles and instances, too.
+    pub layouts: watch::Receiver<bool>,
     pub metrics: AgentMetrics,
 }
 
@@ -76,6 +78,7 @@ impl HardwareWatch {
             mps_dir,
             driver_events: mut events,
             mut alone,
+            mut layouts,
             metrics,
         } = self;
         let roots = Arc::new(roots);
@@ -108,7 +111,7 @@ impl HardwareWatch {
             }
             let has_ended = !is_other || sessions_end(&roots.calls).await;
             let (traces, hardware) = tokio::select! {
-                probed = probe_within(PROBE_TIMEOUT, &roots, &hardware_sender) => probed,
+                probed = probe_within(PROBE_TIMEOUT, &roots, *layouts.borrow_and_update(), &hardware_sender) => probed,
                 // The release waits for the call of this probe, too.
                 () = release.wait_for(true) => continue,
             };
@@ -142,6 +145,7 @@ impl HardwareWatch {
                         is_set(&mut alone, false).await;
                         true
                     }
+                    Ok(()) = layouts.changed() => true,
                     () = sleep(pause) => false,
                 };
                 if is_requested || next.is_some_and(|next| Instant::now() >= next) {
@@ -276,6 +280,7 @@ async fn publish_state(
 async fn probe_within(
     limit: Duration,
     roots: &Arc<DriverRoots>,
+    with_layouts: bool,
     hardware_sender: &watch::Sender<Option<Arc<Hardware>>>,
 ) -> (HardwareTraces, Hardware) {
     loop {
@@ -287,7 +292,7 @@ async fn probe_within(
             continue;
         };
         let number = call.number();
-        let mut task = tokio::task::spawn_blocking(move || probing.probe(before.as_deref(), &call));
+        let mut task = tokio::task::spawn_blocking(move || probing.probe(before.as_deref(), with_layouts, &call));
         let result = loop {
             let begun = roots.calls.progress(number);
             let since = begun.as_ref().and_then(|progress| progress.since);

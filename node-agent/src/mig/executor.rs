@@ -36,6 +36,7 @@ const SESSIONS_TIMEOUT: Duration = Duration::from_secs(10);
 pub type MigAttempts = BTreeMap<String, MigAttempt>;
 
 /// Task that carries out work on the layouts of GPUs, one GPU after the other: the driver serialises the calls anyway.
+#[derive(Clone)]
 pub struct MigExecutor {
     /// Folders and calls of the driver.
     pub roots: DriverRoots,
@@ -90,14 +91,13 @@ impl MigExecutor {
         _ = self.layouts.wait_for(|wanted| *wanted).await;
         let (state_dir, stop) = (self.state_dir.clone(), StopAtEnd(Arc::default()));
         let file = loop {
-            let folder = state_dir.clone();
-            match self.thread.run(move || RecordFile::load(&folder)).await {
+            let (folder, records) = (state_dir.clone(), self.records.clone());
+            match self.thread.run(move || RecordFile::load(&folder, records)).await {
                 Ok(file) => break Arc::new(Mutex::new(file)),
                 Err(error) => warn!(%error, "cannot read the MIG records; retrying"),
             }
             sleep(SETTLE).await;
         };
-        self.publish_records(&file);
         let mut ended: BTreeMap<String, (MigWork, Instant)> = BTreeMap::new();
         loop {
             let listed = self.work.borrow_and_update().clone();
@@ -115,7 +115,6 @@ impl MigExecutor {
             };
             self.publish(&work, AttemptResult::Running);
             let result = self.carry_out(&work, &file, &stop.0).await;
-            self.publish_records(&file);
             if !matches!(work.kind, WorkKind::Check | WorkKind::Remember) {
                 self.probe_hardware.notify_one();
             }
@@ -131,17 +130,6 @@ impl MigExecutor {
         };
         self.attempts
             .send_modify(|attempts| _ = attempts.insert(work.gpu.clone(), attempt));
-    }
-
-    fn publish_records(&self, file: &Mutex<RecordFile>) {
-        let records = file.lock().unwrap_or_else(PoisonError::into_inner).records().clone();
-        self.records.send_if_modified(|now| {
-            let is_new = now.as_deref() != Some(&records);
-            if is_new {
-                *now = Some(Arc::new(records));
-            }
-            is_new
-        });
     }
 
     async fn carry_out(&self, work: &MigWork, file: &Arc<Mutex<RecordFile>>, stop: &Arc<AtomicBool>) -> AttemptResult {

@@ -7,7 +7,9 @@ use std::{
     collections::BTreeMap,
     io,
     path::{Path, PathBuf},
+    sync::Arc,
 };
+use tokio::sync::watch;
 
 /// Name of the file in the state folder.
 const FILE: &str = "mig.json";
@@ -27,17 +29,22 @@ struct RecordsOnDisk {
 pub struct RecordFile {
     path: PathBuf,
     records: MigRecords,
+    /// Told of each save, also in the middle of a job: what is under way is held from the first call on.
+    published: watch::Sender<Option<Arc<MigRecords>>>,
 }
 
 impl RecordFile {
     /// Reads the records in a state folder; blocks. A damaged file is set aside and counts as none: every layout is then compared
     /// with the GPU alone.
-    pub fn load(state_dir: &Path) -> Self {
+    pub fn load(state_dir: &Path, published: watch::Sender<Option<Arc<MigRecords>>>) -> Self {
         let path = state_dir.join(FILE);
         let records = atomic_file::load::<RecordsOnDisk>(&path, FORMAT).map(|on_disk| on_disk.gpus);
+        let records = records.unwrap_or_default();
+        published.send_replace(Some(Arc::new(records.clone())));
         Self {
             path,
-            records: records.unwrap_or_default(),
+            records,
+            published,
         }
     }
 
@@ -60,6 +67,7 @@ impl RecordFile {
         let text = serde_json::to_vec(&on_disk).map_err(io::Error::other)?;
         atomic_file::replace(&self.path, &text)?;
         self.records = on_disk.gpus;
+        self.published.send_replace(Some(Arc::new(self.records.clone())));
         Ok(())
     }
 }
@@ -77,19 +85,22 @@ mod tests {
             enabled: true,
             instances: Vec::new(),
         });
-        let mut file = RecordFile::load(folder.path());
+        let load = || RecordFile::load(folder.path(), watch::Sender::default());
+        let mut file = load();
         file.update("GPU-0", |record| record.applied.clone_from(&applied))
             .unwrap();
-        assert_eq!(RecordFile::load(folder.path()).records()["GPU-0"].applied, applied);
+        let published = file.published.borrow().clone().unwrap();
+        assert_eq!(published["GPU-0"].applied, applied);
+        assert_eq!(load().records()["GPU-0"].applied, applied);
         fs::write(folder.path().join(FILE), "{").unwrap();
-        assert!(RecordFile::load(folder.path()).records().is_empty());
+        assert!(load().records().is_empty());
         assert!(folder.path().join("mig.json.corrupt").exists());
     }
 
     #[test]
     fn an_update_that_cannot_be_saved_changes_nothing() {
         let folder = tempfile::tempdir().unwrap();
-        let mut file = RecordFile::load(&folder.path().join("missing"));
+        let mut file = RecordFile::load(&folder.path().join("missing"), watch::Sender::default());
         file.update("GPU-0", |record| record.run.boot = "b".to_owned())
             .unwrap_err();
         assert!(file.records().is_empty());

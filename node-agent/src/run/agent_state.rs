@@ -2,13 +2,16 @@
 //! server.
 
 use crate::{
+    admin::metrics::AgentMetrics,
+    api_server::events::{EventReason, NodeEventSender},
     cdi::{
         demand::{CdiDemand, CdiOptions},
         state::CdiState,
     },
     cli::NodeArgs,
     configuration::{
-        in_force::{DesiredConfig, InForce},
+        in_force::{DesiredConfig, InForce, LayoutProgress},
+        operator::ChangeRequest,
         saved::SavedConfig,
     },
     container_runtime::node_runtime::with_cdi_file,
@@ -21,7 +24,9 @@ use crate::{
     driver::hardware::{DriverState, Hardware},
     handover::Fitness,
     health::node_health::NodeHealth,
+    mig::{executor::MigAttempts, record_file::MigRecords},
     plugin::{registration::RegisteredResources, resources::ResourceServers},
+    run::node_layouts::{LayoutInputs, NodeLayouts, PhaseChange},
     runtime::channel::send_if_new,
     status::{
         conditions::not_advertised,
@@ -32,9 +37,16 @@ use crate::{
     store::{assignments::SavedAssignments, atomic_file::DISK_TIMEOUT},
 };
 use anyhow::{Context as _, Result, bail};
-use gpunode_crds::{Reason, RuntimeStatus};
-use gpunode_gpu::{DesiredDevices, InjectionWays, unread_cdi_file};
-use std::{collections::HashSet, io, sync::Arc, time::Instant};
+use gpunode_crds::{MigPhase, MigStatus, Reason, RuntimeStatus};
+use gpunode_gpu::{AttemptResult, DesiredDevices, InjectionWays, Inventory, MigWork, WorkKind, unread_cdi_file};
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use std::{
+    collections::{BTreeMap, HashSet},
+    io,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 use tokio::{sync::watch, task::spawn_blocking, time::timeout};
 use tracing::{error, info, warn};
 
@@ -55,6 +67,12 @@ pub struct AgentState<'a> {
     driver_answered: bool,
     /// The assignments on disk; `None` before this agent holds the lock of the node.
     assignments: Option<SavedAssignments>,
+    /// MIG layouts of the GPUs.
+    layouts: NodeLayouts,
+    /// Start of each GPU's change of MIG.
+    changing_since: BTreeMap<String, Instant>,
+    /// `since` of the last change of the node that this agent finished.
+    finished_change: Option<Time>,
     /// Devices last passed to the device manager.
     passed_devices: Option<Arc<DesiredDevices>>,
     /// Snapshot last published to the kubelet.
@@ -85,6 +103,9 @@ impl<'a> AgentState<'a> {
             hardware_known: false,
             driver_answered: false,
             assignments: None,
+            layouts: NodeLayouts::default(),
+            changing_since: BTreeMap::new(),
+            finished_change: None,
             passed_devices: None,
             snapshot: DeviceSnapshot::default(),
             save_error: None,
@@ -168,6 +189,8 @@ impl<'a> AgentState<'a> {
         self.in_force = next;
         self.config_known = *requested != DesiredConfig::Unknown || self.in_force.accepted.is_some();
         self.hardware_known = hardware.is_some_and(Hardware::is_known);
+        let config = self.in_force.accepted.as_ref().map(|accepted| &accepted.config);
+        self.layouts.set_targets(config, inventory);
         self.check_driver(hardware)
     }
 
@@ -187,6 +210,121 @@ impl<'a> AgentState<'a> {
         Ok(())
     }
 
+    /// Decides about the MIG layouts of all GPUs, and publishes the work. Does nothing where no configuration has layouts.
+    pub fn lay_out(
+        &mut self,
+        hardware: Option<&Hardware>,
+        news: &LayoutNews,
+        manager: &DeviceManager,
+        events: &NodeEventSender,
+        outputs: &LayoutOutputs,
+    ) {
+        let records = news.records.as_deref();
+        let are_wanted = self.layouts.are_wanted(records);
+        if self.config_known {
+            send_if_new(&outputs.are_wanted, are_wanted);
+        }
+        let Some(hardware) = hardware.filter(|_| are_wanted || !self.layouts.is_empty()) else {
+            return;
+        };
+        let now = Timestamp::now();
+        if let Some(attempts) = &news.attempts {
+            for (kind, result) in self.layouts.observe(attempts, now) {
+                count_attempt(kind, &result, manager.metrics());
+            }
+        }
+        let hash = self.in_force.accepted.as_ref().map_or("", |accepted| &accepted.hash);
+        let approval = news.change.approved(hash, self.finished_change.as_ref()).cloned();
+        let (snapshot, _) = manager.snapshot();
+        let before = self.layouts.holds();
+        let changes = self.layouts.decide(&LayoutInputs {
+            hardware,
+            snapshot: &snapshot,
+            health: &self.node_health.borrow(),
+            hash,
+            // Without an operator, a change is its own approval.
+            approved: approval.is_some() || self.saved_config.is_none(),
+            records: records.filter(|_| self.assignments.is_some()),
+            now,
+        });
+        let are_awaited = self.layouts.are_awaited(hardware, records);
+        for change in &changes {
+            self.announce(change, manager.metrics(), events);
+        }
+        let progress = LayoutProgress {
+            gpus: self.layouts.progress(),
+            are_awaited: are_awaited && self.assignments.is_some(),
+        };
+        let holds = self.layouts.holds();
+        if news.evaluates || holds != before {
+            let none = Inventory::default();
+            let inventory = hardware.inventory().unwrap_or(&none);
+            self.in_force.lay_out(inventory, &holds, progress);
+        } else {
+            self.in_force.layouts = progress;
+        }
+        if let Some(since) = approval
+            && !are_awaited
+            && self.layouts.are_finished(records)
+        {
+            self.finished_change = Some(since);
+        }
+        self.set_mig_metrics(hardware, manager.metrics());
+        send_if_new(&outputs.work, self.layouts.work());
+    }
+
+    /// Tells people of a GPU that has its layout now, or does not get on.
+    fn announce(&mut self, change: &PhaseChange, metrics: &AgentMetrics, events: &NodeEventSender) {
+        let PhaseChange {
+            gpu, uuid, progress, ..
+        } = change;
+        let MigStatus { wanted, phase, .. } = progress;
+        let message = progress.message.as_deref().unwrap_or_default();
+        info!(gpu, wanted, phase = phase.as_str(), message, "MIG layout");
+        let begun = self.changing_since.remove(uuid);
+        let event = match phase {
+            MigPhase::Applying => {
+                self.changing_since
+                    .insert(uuid.clone(), begun.unwrap_or_else(Instant::now));
+                return;
+            }
+            // It has had its layout before this agent began.
+            MigPhase::Applied if change.before.is_none() => return,
+            MigPhase::Applied => {
+                begun.inspect(|begun| metrics.mig_changed(begun.elapsed()));
+                EventReason::MigLayoutApplied
+            }
+            MigPhase::Blocked => EventReason::MigLayoutBlocked,
+            MigPhase::Failed => EventReason::MigLayoutFailed,
+            MigPhase::RebootRequired => EventReason::MigRebootRequired,
+            MigPhase::Waiting | MigPhase::AwaitingApproval | MigPhase::Unsupported | MigPhase::Unknown => return,
+        };
+        let note = match phase {
+            MigPhase::Applied => format!("GPU {gpu} has its MIG layout {wanted}"),
+            _ => format!("GPU {gpu} does not get its MIG layout {wanted}: {message}"),
+        };
+        events.send(event, format!("{uuid} {}", phase.as_str()), note);
+    }
+
+    fn set_mig_metrics(&self, hardware: &Hardware, metrics: &AgentMetrics) {
+        let layouts = &self.in_force.layouts.gpus;
+        let gpus = hardware.inventory().map_or(&[][..], |inventory| &inventory.gpus);
+        let devices = gpus
+            .iter()
+            .filter(|gpu| layouts.contains_key(&gpu.uuid))
+            .flat_map(|gpu| &gpu.mig_devices);
+        metrics.set_mig(
+            layouts.values().map(|mig| mig.phase.as_str()),
+            devices.map(|mig| mig.facts.profile.as_str()),
+        );
+    }
+
+    /// Returns the time until the next decision about a MIG layout, if nothing happens before.
+    pub fn next_layout_decision(&self) -> Option<Duration> {
+        let at = self.layouts.look_again()?;
+        Some(at.duration_since(Timestamp::now()).try_into().unwrap_or_default())
+    }
+
     /// Restores the device state that the previous holder of the lock saved.
     pub async fn restore_devices(&mut self, manager: &DeviceManager) -> Result<()> {
         let state_dir = self.args.host.state_dir.clone();
@@ -204,6 +342,7 @@ impl<'a> AgentState<'a> {
     pub fn clear_devices(&mut self, manager: &DeviceManager) {
         (self.assignments, self.passed_devices, self.snapshot) = (None, None, DeviceSnapshot::default());
         (self.save_error, self.problem) = (None, None);
+        self.layouts.clear();
         self.cdi_demand.send_replace(None);
         manager.change(|state| *state = DeviceState::default());
     }
@@ -227,7 +366,7 @@ impl<'a> AgentState<'a> {
 
     /// Passes new desired devices to the device manager.
     pub fn pass_desired_devices(&mut self, manager: &DeviceManager) {
-        if self.assignments.is_none() || !self.config_known || !self.hardware_known {
+        if self.assignments.is_none() || !self.config_known || !self.hardware_known || self.awaits_layouts() {
             return;
         }
         let desired = &self.in_force.desired;
@@ -236,6 +375,12 @@ impl<'a> AgentState<'a> {
             manager.observe_now();
             self.passed_devices = Some(desired.clone());
         }
+    }
+
+    /// Returns true while no devices can be passed: the instances of the GPUs are not known, or get made again before the first
+    /// devices are passed.
+    fn awaits_layouts(&self) -> bool {
+        self.in_force.layouts.are_awaited || (self.passed_devices.is_none() && self.layouts.are_restored())
     }
 
     /// Returns the use of the CDI file; none before it is known.
@@ -269,6 +414,11 @@ impl<'a> AgentState<'a> {
             return;
         }
         let (snapshot, changes) = manager.snapshot();
+        if self.passed_devices.is_none() && self.awaits_layouts() {
+            // A kubelet that starts with a list would start pods on instances that are not there.
+            self.snapshot = snapshot.before_publication(Vec::new());
+            return;
+        }
         let demand = self.cdi_demand(&snapshot, runtime);
         send_if_new(&self.cdi_demand, demand.clone());
         if self.cdi_options().is_some() && self.config_known {
@@ -362,12 +512,57 @@ impl<'a> AgentState<'a> {
             runtime: runtime.as_ref(),
             plugin: Some(self.plugin(registered)),
         };
+        let mut status = status(&self.args.identity(), inputs);
+        status.finished_change.clone_from(&self.finished_change);
         Some(StatusReport {
-            status: status(&self.args.identity(), inputs),
+            status,
             create: hardware.has_gpus(),
             is_settled,
         })
     }
+}
+
+/// What may have changed for MIG layouts.
+pub struct LayoutNews {
+    /// Results of work, if there are new ones.
+    pub attempts: Option<MigAttempts>,
+    /// Records of the GPUs; none before they are read.
+    pub records: Option<Arc<MigRecords>>,
+    /// Change of the node that the operator has written.
+    pub change: ChangeRequest,
+    /// True if configuration or hardware were evaluated.
+    pub evaluates: bool,
+}
+
+/// Channels to those who act on MIG layouts.
+pub struct LayoutOutputs {
+    /// True once the instances of the GPUs have to be known.
+    pub are_wanted: watch::Sender<bool>,
+    /// Work to do.
+    pub work: watch::Sender<Vec<MigWork>>,
+}
+
+impl LayoutOutputs {
+    /// Returns channels without work.
+    pub fn new() -> Self {
+        Self {
+            are_wanted: watch::Sender::default(),
+            work: watch::Sender::default(),
+        }
+    }
+}
+
+fn count_attempt(kind: WorkKind, result: &AttemptResult, metrics: &AgentMetrics) {
+    if matches!(kind, WorkKind::Check | WorkKind::Remember) {
+        return;
+    }
+    metrics.mig_attempt(match result {
+        AttemptResult::Running | AttemptResult::Clear => return,
+        AttemptResult::Done => "done",
+        AttemptResult::Blocked { .. } => "blocked",
+        AttemptResult::RebootRequired { .. } => "reboot_required",
+        AttemptResult::Failed { .. } => "failed",
+    });
 }
 
 /// Returns the lists of `before`, in which the shares that are unhealthy in `now` are so too.

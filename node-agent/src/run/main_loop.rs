@@ -5,15 +5,19 @@ use crate::{
     api_server::events::{EventReason, NodeEventSender},
     cdi::{keeper::CdiKeeper, state::CdiState},
     cli::RunArgs,
-    configuration::{file, in_force::DesiredConfig},
+    configuration::{file, in_force::DesiredConfig, operator::ChangeRequest},
     devices::manager::DeviceManager,
     driver::hardware::{DriverState, Hardware},
     gpu_processes::GpuProcessWatch,
     handover::{Fitness, HandoverCommand},
     health::{HealthMonitor, MonitorInputs},
+    mig::{
+        executor::{MigAttempts, MigExecutor},
+        record_file::MigRecords,
+    },
     plugin::{registration::RegisteredResources, resources::ResourceServers, socket::remove_stale_sockets},
     run::{
-        agent_state::AgentState,
+        agent_state::{AgentState, LayoutNews, LayoutOutputs},
         role::{ActiveTasks, Role},
     },
     runtime::{
@@ -33,7 +37,7 @@ use std::{mem, sync::Arc, time::Duration};
 use tokio::{
     sync::{Mutex, Notify, mpsc, watch},
     task::JoinSet,
-    time::{Interval, MissedTickBehavior, interval},
+    time::{Interval, MissedTickBehavior, interval, sleep},
 };
 use tracing::info;
 
@@ -57,6 +61,12 @@ pub struct MainLoopInputs {
     pub device_changes: watch::Receiver<u64>,
     /// State of the CDI file.
     pub cdi_state: watch::Receiver<CdiState>,
+    /// Change of the node that the operator has written.
+    pub change: watch::Receiver<ChangeRequest>,
+    /// Results of work on MIG layouts.
+    pub mig_attempts: watch::Receiver<MigAttempts>,
+    /// Records of MIG layouts; none before they are read.
+    pub mig_records: watch::Receiver<Option<Arc<MigRecords>>>,
     /// Resources that the kubelet has accepted.
     pub registered: watch::Receiver<RegisteredResources>,
     /// Tasks that run as long as the agent.
@@ -68,6 +78,8 @@ pub struct MainLoopOutputs {
     /// Desired configuration, after a reload of the file.
     pub desired_config: watch::Sender<DesiredConfig>,
     pub health_rules: watch::Sender<Arc<HealthRules>>,
+    /// Change of the node that the operator has written.
+    pub change: watch::Sender<ChangeRequest>,
     /// Text of `/readyz`.
     pub readiness: watch::Sender<Readiness>,
     /// Status to report; `None` while this agent does not report for the node.
@@ -82,6 +94,7 @@ impl MainLoopOutputs {
         Self {
             desired_config: watch::Sender::default(),
             health_rules: watch::Sender::default(),
+            change: watch::Sender::default(),
             readiness: watch::Sender::new(Err("starting".into())),
             status_reports: watch::Sender::default(),
             fitness: watch::Sender::default(),
@@ -100,6 +113,10 @@ enum LoopInput {
     HardwareOrConfig,
     /// Another state of the devices, of their registration, of the CDI file or of the container runtime.
     Devices,
+    /// Records of MIG layouts, an approval, or the time of the next decision about them.
+    Layouts,
+    /// A result of work on MIG layouts.
+    MigAttempt,
     /// A task that runs as long as the agent has ended, as this text says.
     Ended(String),
 }
@@ -120,6 +137,10 @@ pub struct MainLoop<'a> {
     pub cdi: CdiKeeper,
     /// Watch of the processes on GPUs, which runs while this agent is active.
     pub gpu_processes: GpuProcessWatch,
+    /// Changes MIG while this agent is active.
+    pub mig: MigExecutor,
+    /// Work for it.
+    pub mig_outputs: LayoutOutputs,
     /// Inputs of the health monitor, which one active role at a time takes.
     pub health_inputs: Arc<Mutex<MonitorInputs>>,
     pub node_events: NodeEventSender,
@@ -134,15 +155,20 @@ impl MainLoop<'_> {
         save_retry.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             let input = self.next_input(&mut save_retry).await;
-            let evaluates = !matches!(input, LoopInput::Devices);
+            let evaluates = !matches!(input, LoopInput::Devices | LoopInput::Layouts | LoopInput::MigAttempt);
+            let has_attempts = matches!(input, LoopInput::MigAttempt);
             match input {
                 LoopInput::Signal(SignalRequest::Stop) => break,
                 LoopInput::Signal(SignalRequest::Reload) => self.reload(),
                 LoopInput::Command(command) => self.on_command(command).await?,
-                LoopInput::SaveRetry | LoopInput::HardwareOrConfig | LoopInput::Devices => {}
+                LoopInput::SaveRetry
+                | LoopInput::HardwareOrConfig
+                | LoopInput::Devices
+                | LoopInput::Layouts
+                | LoopInput::MigAttempt => {}
                 LoopInput::Ended(task) => bail!("{task}"),
             }
-            self.update(evaluates).await?;
+            self.update(evaluates, has_attempts).await?;
         }
         info!("stopping");
         self.plugins.withdraw().await;
@@ -152,6 +178,7 @@ impl MainLoop<'_> {
 
     async fn next_input(&mut self, save_retry: &mut Interval) -> LoopInput {
         let inputs = &mut self.inputs;
+        let next_decision = self.state.next_layout_decision();
         tokio::select! {
             request = inputs.signals.next() => LoopInput::Signal(request),
             Some(command) = inputs.commands.recv() => LoopInput::Command(command),
@@ -162,6 +189,10 @@ impl MainLoop<'_> {
             _ = inputs.registered.changed() => LoopInput::Devices,
             _ = inputs.cdi_state.changed() => LoopInput::Devices,
             _ = inputs.container_runtime.changed() => LoopInput::Devices,
+            _ = inputs.change.changed() => LoopInput::Layouts,
+            _ = inputs.mig_attempts.changed() => LoopInput::MigAttempt,
+            _ = inputs.mig_records.changed() => LoopInput::Layouts,
+            () = sleep(next_decision.unwrap_or_default()), if next_decision.is_some() => LoopInput::Layouts,
             name = self.plugins.failed() => LoopInput::Ended(format!("serve {name}: its task ended")),
             ended = inputs.tasks.join_next() => LoopInput::Ended(format!("a task ended unexpectedly: {ended:?}")),
             ended = self.role.failed() => LoopInput::Ended(format!("a task ended unexpectedly: {ended}")),
@@ -169,7 +200,7 @@ impl MainLoop<'_> {
     }
 
     /// Brings the decisions up to date if the input may change them, and publishes the result.
-    async fn update(&mut self, evaluates: bool) -> Result<()> {
+    async fn update(&mut self, evaluates: bool, has_attempts: bool) -> Result<()> {
         // Plain `borrow` keeps the change marks: a value that has not been evaluated still wakes this loop.
         let hardware = self.inputs.hardware.borrow().clone();
         if evaluates {
@@ -177,8 +208,21 @@ impl MainLoop<'_> {
             self.state.evaluate(&desired_config, hardware.as_deref()).await?;
             send_if_new(&self.outputs.health_rules, self.state.health_rules());
         }
+        self.lay_out(hardware.as_deref(), evaluates, has_attempts);
         self.publish(hardware.as_ref()).await;
         Ok(())
+    }
+
+    /// Brings the decisions about MIG layouts up to date.
+    fn lay_out(&mut self, hardware: Option<&Hardware>, evaluates: bool, has_attempts: bool) {
+        let news = LayoutNews {
+            attempts: has_attempts.then(|| self.inputs.mig_attempts.borrow().clone()),
+            records: self.inputs.mig_records.borrow().clone(),
+            change: self.inputs.change.borrow().clone(),
+            evaluates,
+        };
+        self.state
+            .lay_out(hardware, &news, &self.manager, &self.node_events, &self.mig_outputs);
     }
 
     /// Reloads the configuration file, and probes hardware and GPUs again.
@@ -217,6 +261,7 @@ impl MainLoop<'_> {
             &self.manager,
             self.cdi.clone(),
             self.gpu_processes.clone(),
+            self.mig.clone(),
             &self.args.node,
         ));
         for file in atomic_file::take_set_aside() {
@@ -233,6 +278,9 @@ impl MainLoop<'_> {
         self.plugins.withdraw().await;
         active.end().await;
         self.cdi.state.send_replace(CdiState::default());
+        self.mig.attempts.send_replace(MigAttempts::new());
+        self.mig.records.send_replace(None);
+        self.mig_outputs.work.send_replace(Vec::new());
         self.state.clear_devices(&self.manager);
     }
 

@@ -2,7 +2,7 @@
 
 use crate::{
     cdi::keeper::CdiKeeper, cli::NodeArgs, devices::manager::DeviceManager, gpu_processes::GpuProcessWatch,
-    health::HealthMonitor, runtime::blocking_thread::BlockingThread,
+    health::HealthMonitor, mig::executor::MigExecutor, runtime::blocking_thread::BlockingThread,
 };
 use std::{future::pending, sync::Arc, time::Duration};
 use tokio::{
@@ -14,6 +14,9 @@ use tracing::warn;
 
 /// Longest time to save the faults, and to end a write of the CDI file, at the end of an active role.
 const END_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Longest time to end a call of the driver that changes MIG. A successor waits 10 s for the end of all tasks.
+const MIG_END_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// Role of this agent on its node.
 pub enum Role {
@@ -32,6 +35,8 @@ pub struct ActiveTasks {
     end_monitor: oneshot::Sender<()>,
     /// Thread that writes the CDI file.
     cdi_disk: BlockingThread,
+    /// Thread that changes MIG.
+    mig_thread: BlockingThread,
 }
 
 impl ActiveTasks {
@@ -41,10 +46,12 @@ impl ActiveTasks {
         manager: &Arc<DeviceManager>,
         cdi: CdiKeeper,
         gpu_processes: GpuProcessWatch,
+        mig: MigExecutor,
         args: &NodeArgs,
     ) -> Self {
         let mut tasks = JoinSet::new();
-        let cdi_disk = cdi.disk.clone();
+        let (cdi_disk, mig_thread) = (cdi.disk.clone(), mig.thread.clone());
+        tasks.spawn(mig.run());
         tasks.spawn(cdi.run());
         tasks.spawn(gpu_processes.run());
         tasks.spawn(manager.clone().watch_holders(args.pod_resources()));
@@ -56,6 +63,7 @@ impl ActiveTasks {
             monitor: tokio::spawn(monitor.watch(monitor_end)),
             end_monitor,
             cdi_disk,
+            mig_thread,
         }
     }
 }
@@ -79,6 +87,7 @@ impl Role {
             mut monitor,
             end_monitor,
             cdi_disk,
+            mig_thread,
         }) = self
         else {
             return;
@@ -91,6 +100,12 @@ impl Role {
             );
         }
         tasks.shutdown().await;
+        // A job stops between two calls of the driver; the next agent goes on from there.
+        if timeout(MIG_END_TIMEOUT, mig_thread.run(|| ())).await.is_err() {
+            warn!(
+                "cannot end a change of MIG before another agent takes over: no answer from the driver within {MIG_END_TIMEOUT:?}"
+            );
+        }
         // A write that has begun goes on without its task.
         if timeout(END_TIMEOUT, cdi_disk.run(|| ())).await.is_err() {
             warn!(

@@ -7,14 +7,19 @@ use crate::{
     plugin::registration::RegisteredResources,
     status::inputs::{PluginStatus, StatusInputs},
 };
-use gpunode_crds::{ConditionType, EVERY_GPU_ANSWERS, MpsDaemonState, Reason, SERVED_BY_DRA, UntimedCondition};
+use gpunode_crds::{
+    ConditionType, EVERY_GPU_ANSWERS, MigPhase, MigStatus, MpsDaemonState, Reason, SERVED_BY_DRA, UntimedCondition,
+};
 use gpunode_gpu::DeviceProblemKind;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
-use std::collections::BTreeMap;
+use std::{cmp::Reverse, collections::BTreeMap};
 
 /// Returns the resources that the kubelet has not accepted yet, as text of `/readyz`.
 pub fn not_registered(snapshot: &DeviceSnapshot, plugin: PluginStatus<'_>) -> Option<String> {
+    if plugin.in_force.layouts.are_awaited {
+        return Some("the MIG instances of the GPUs, or the records of them, have not been read yet".to_owned());
+    }
     let published = snapshot.advertised.iter().map(|list| list.resource.name.as_str());
     let names = published.chain(snapshot.unpublished.iter().map(String::as_str));
     let RegisteredResources { taken, others } = plugin.registered;
@@ -69,6 +74,7 @@ pub fn conditions(inputs: StatusInputs<'_>) -> Vec<Condition> {
         ));
     }
     conditions.extend(inputs.plugin.map(|plugin| waiting(inputs.snapshot, plugin)));
+    conditions.extend(inputs.plugin.and_then(|plugin| mig_layout(inputs.hardware, plugin)));
     conditions
         .into_iter()
         .map(|condition| condition.at(Timestamp::UNIX_EPOCH, &[]))
@@ -171,6 +177,57 @@ fn waiting(snapshot: &DeviceSnapshot, plugin: PluginStatus<'_>) -> UntimedCondit
         count => format!("{count} devices wait; {}; status.waiting names all", first.message),
     };
     UntimedCondition::new(of, true, Reason::PodsHoldDevices, message)
+}
+
+/// Returns the condition of MIG layouts, with the GPU first that is furthest from its own; none without layouts.
+fn mig_layout(hardware: &Hardware, plugin: PluginStatus<'_>) -> Option<UntimedCondition> {
+    let of = ConditionType::MigLayout;
+    let gpus = hardware.inventory().map_or(&[][..], |inventory| &inventory.gpus);
+    let layouts = &plugin.in_force.layouts.gpus;
+    let with_layout = gpus.iter().filter_map(|gpu| Some((gpu.index, layouts.get(&gpu.uuid)?)));
+    let mut open: Vec<(u32, &MigStatus)> = with_layout.filter(|(_, mig)| mig.phase != MigPhase::Applied).collect();
+    open.sort_by_key(|(index, mig)| (Reverse(severity(mig.phase)), *index));
+    let texts: Vec<String> = open
+        .iter()
+        .map(|(index, mig)| {
+            let message = mig.message.as_deref().unwrap_or_else(|| mig.phase.as_str());
+            format!("GPU {index}: {message}")
+        })
+        .collect();
+    let reason = match open.first().map(|(_, mig)| mig.phase) {
+        None if layouts.is_empty() => return None,
+        None => {
+            return Some(UntimedCondition::new(
+                of,
+                true,
+                Reason::LayoutApplied,
+                "every GPU has its layout",
+            ));
+        }
+        Some(MigPhase::Failed) => Reason::LayoutFailed,
+        Some(MigPhase::RebootRequired) => Reason::RebootRequired,
+        Some(MigPhase::Blocked) => Reason::LayoutBlocked,
+        Some(MigPhase::Applying) => Reason::LayoutApplying,
+        Some(MigPhase::AwaitingApproval) => Reason::LayoutAwaitsApproval,
+        Some(MigPhase::Waiting) => Reason::LayoutWaiting,
+        Some(MigPhase::Unsupported | MigPhase::Applied | MigPhase::Unknown) => Reason::LayoutApplied,
+    };
+    let holds = reason == Reason::LayoutApplied;
+    Some(UntimedCondition::new(of, holds, reason, texts.join("; ")))
+}
+
+/// Returns the order of phases in a message, the gravest last.
+fn severity(phase: MigPhase) -> u8 {
+    match phase {
+        MigPhase::Applied | MigPhase::Unknown => 0,
+        MigPhase::Unsupported => 1,
+        MigPhase::Waiting => 2,
+        MigPhase::AwaitingApproval => 3,
+        MigPhase::Applying => 4,
+        MigPhase::Blocked => 5,
+        MigPhase::RebootRequired => 6,
+        MigPhase::Failed => 7,
+    }
 }
 
 /// Returns the reason why a selected device is not advertised.

@@ -11,8 +11,8 @@ use crate::{
 };
 use gpunode_config::{CONFIG_VERSION, known_fields};
 use gpunode_crds::{
-    Agent, AgentMode, GpuNodeStatus, Holder, MAX_DEVICES, MAX_HOLDERS, MAX_WAITING_MESSAGE, MAX_WAITING_PODS,
-    MigStrategy, RejectedConfiguration, WaitingDevice,
+    Agent, AgentMode, GpuDevice, GpuNodeStatus, Holder, MAX_DEVICES, MAX_HOLDERS, MAX_WAITING_MESSAGE,
+    MAX_WAITING_PODS, MigStrategy, RejectedConfiguration, WaitingDevice,
 };
 use gpunode_gpu as gpu;
 use jiff::Timestamp;
@@ -63,7 +63,10 @@ pub fn status(identity: &AgentIdentity, inputs: StatusInputs<'_>) -> GpuNodeStat
                 inventory
                     .gpus
                     .iter()
-                    .map(|gpu| hardware::device(gpu, inputs.health))
+                    .map(|gpu| GpuDevice {
+                        mig: in_force.and_then(|in_force| in_force.layouts.gpus.get(&gpu.uuid).cloned()),
+                        ..hardware::device(gpu, inputs.health)
+                    })
                     .collect()
             })
             .unwrap_or_default(),
@@ -72,6 +75,7 @@ pub fn status(identity: &AgentIdentity, inputs: StatusInputs<'_>) -> GpuNodeStat
         resources,
         holders: snapshot.holders.iter().take(MAX_HOLDERS).map(holder).collect(),
         holders_truncated: snapshot.holders.len() > MAX_HOLDERS,
+        // The agent's own state knows the change.
         finished_change: None,
         waiting: snapshot.pending_changes.iter().take(MAX_DEVICES).map(waiting).collect(),
         mps_daemons: snapshot.daemons.iter().take(MAX_DEVICES).cloned().collect(),

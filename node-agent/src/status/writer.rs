@@ -4,6 +4,7 @@ use crate::{
     api_server::gpu_node::{GpuNodeState, ObservedGpuNode, api},
     status::{
         health::set_health_times,
+        mig_phases::set_phase_times,
         missing::{keep_missing, next_given_up},
         patch::{keep_foreign_conditions, merge_patch},
         report::set_times,
@@ -373,8 +374,13 @@ fn planned_patch(
     };
     set_times(status, &before, now);
     set_health_times(status, &before, now);
+    set_phase_times(status, &before, now);
     keep_missing(status, &before, now);
     set_finished_step(status, &before, &object.spec);
+    if status.finished_change.is_none() {
+        // A change that is over stays over.
+        status.finished_change.clone_from(&before.finished_change);
+    }
     if status.runtime.is_none() {
         // The agent has just started, and has not read it yet.
         status.runtime.clone_from(&before.runtime);

@@ -6,20 +6,36 @@ use super::{
     list_size::check_list_sizes,
     resource::{self, ResourceEntry},
 };
-use crate::{Device, Inventory, MigMode};
+use crate::{Device, Inventory, LayoutHolds, MigMode};
 use gpunode_config::{AgentConfig, MigStrategy};
 use std::collections::BTreeMap;
 
 /// Returns the desired devices of `inventory` under `config`. A device belongs to the first entry that selects it.
 pub fn desired_devices(inventory: &Inventory, config: &AgentConfig) -> Result<DesiredDevices, DesiredDevicesError> {
+    desired_devices_beside(inventory, config, &LayoutHolds::default())
+}
+
+/// Returns the desired devices of `inventory` under `config` while MIG layouts change: without those that are held.
+pub fn desired_devices_beside(
+    inventory: &Inventory,
+    config: &AgentConfig,
+    holds: &LayoutHolds,
+) -> Result<DesiredDevices, DesiredDevicesError> {
     let strategy = config.mig_strategy();
     let mut desired = DesiredDevices::nothing(inventory);
     let mut left = candidates(&desired.present, inventory, strategy);
+    left.retain(|device| !holds.has(device));
     // GPUs with MIG enabled and no MIG device: neither a full GPU nor a part of one.
     let mut undivided: Vec<_> = inventory
         .gpus
         .iter()
         .filter(|gpu| gpu.mig_mode == Some(MigMode::Enabled) && gpu.mig_devices.is_empty())
+        .filter(|gpu| !holds.laid_out.contains(&gpu.uuid))
+        .collect();
+    let stuck: Vec<_> = inventory
+        .gpus
+        .iter()
+        .filter(|gpu| holds.stuck.contains(&gpu.uuid))
         .collect();
     let resources = config.effective_resources();
     for resource in &resources {
@@ -28,7 +44,7 @@ pub fn desired_devices(inventory: &Inventory, config: &AgentConfig) -> Result<De
         left = rest;
         let (without_instances, rest) = undivided.into_iter().partition(|gpu| entry.lacks_instances(gpu));
         undivided = rest;
-        entry.add_devices(taken, &without_instances, &mut desired);
+        entry.add_devices(taken, &without_instances, &stuck, &mut desired);
     }
     if strategy == MigStrategy::Mixed {
         for device in left.into_iter().filter(|device| device.mig.is_some()) {

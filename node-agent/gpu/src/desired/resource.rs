@@ -59,10 +59,22 @@ impl<'a> ResourceEntry<'a> {
         }
     }
 
-    /// Adds the devices that the entry selects to `desired`, or their problems.
-    pub fn add_devices(&self, mut taken: Vec<Device>, without_instances: &[&Gpu], desired: &mut DesiredDevices) {
+    /// Adds the devices that the entry selects to `desired`, or their problems. GPUs that are `stuck` on the way to their layout
+    /// are a problem of an entry that has no device beside them.
+    pub fn add_devices(
+        &self,
+        mut taken: Vec<Device>,
+        without_instances: &[&Gpu],
+        stuck: &[&Gpu],
+        desired: &mut DesiredDevices,
+    ) {
         taken.sort_by_key(Device::order);
         if let Some(problem) = self.instances_missing(without_instances) {
+            desired.problems.push(problem);
+        }
+        if taken.is_empty()
+            && let Some(problem) = self.layout_missing(stuck)
+        {
             desired.problems.push(problem);
         }
         if self.strategy == MigStrategy::Single {
@@ -115,6 +127,19 @@ impl<'a> ResourceEntry<'a> {
                 self.name,
                 without_instances.len(),
                 first.index
+            ),
+        })
+    }
+
+    fn layout_missing(&self, stuck: &[&Gpu]) -> Option<DeviceProblem> {
+        let first = stuck.iter().find(|gpu| self.lacks_instances(gpu))?;
+        Some(DeviceProblem {
+            resource: self.name.clone(),
+            kind: DeviceProblemKind::MigWithoutInstances,
+            message: format!(
+                "resource {}: gpunode advertises no device of this resource, because its GPUs (first: GPU {}) do not get the \
+                 MIG layout of the configuration; condition MigLayout says why",
+                self.name, first.index
             ),
         })
     }

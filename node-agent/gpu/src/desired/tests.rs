@@ -1,5 +1,5 @@
 use super::*;
-use crate::{Assignment, Device, Gpu, Inventory, MigDevice, MigInstance, MigMode};
+use crate::{Assignment, Device, DeviceHold, Gpu, Inventory, LayoutHolds, MigDevice, MigInstance, MigMode};
 use gpunode_config::load;
 use proptest::prelude::*;
 use std::collections::BTreeSet;
@@ -257,6 +257,73 @@ resources:
             "nvidia.com/mig-1g.10gb 0:1 x2",
             "nvidia.com/mig-1g.10gb 0:2 x1",
             "a.b/me 0:0 x1"
+        ]
+    );
+}
+
+/// `RESOURCE INDEX` of each device, and the problems, beside the holds of layouts.
+fn offered_beside(inventory: &Inventory, config: &str, holds: &LayoutHolds) -> (Vec<String>, Vec<String>) {
+    let desired = desired_devices_beside(inventory, &load(config).unwrap(), holds).unwrap();
+    let line = |of: &DesiredDevice| format!("{} {}", of.assignment.resource, of.device.index());
+    let problems = desired.problems.iter().map(|problem| problem.message.clone());
+    (desired.devices.iter().map(line).collect(), problems.collect())
+}
+
+#[test]
+fn held_devices_are_offered_to_nobody() {
+    let inventory = node(vec![
+        divided(0, &["1g.10gb", "1g.10gb"]),
+        divided(1, &["1g.10gb"]),
+        gpu(2, "Tesla T4"),
+    ]);
+    let device = |at: usize| inventory.gpus[0].mig_devices[at].facts.uuid.clone();
+    let mut holds = LayoutHolds::default();
+    holds.add(
+        &inventory.gpus[0].uuid,
+        &DeviceHold {
+            gpu: false,
+            devices: [device(1)].into(),
+        },
+    );
+    let whole = DeviceHold {
+        gpu: true,
+        ..DeviceHold::default()
+    };
+    holds.add(&inventory.gpus[1].uuid, &whole);
+    let mixed = "mig: {strategy: Mixed}";
+    let (offered, problems) = offered_beside(&inventory, mixed, &holds);
+    assert_eq!(offered, ["nvidia.com/gpu 2", "nvidia.com/mig-1g.10gb 0:0"]);
+    assert!(problems.is_empty(), "{problems:?}");
+    holds.add(&inventory.gpus[2].uuid, &whole);
+    assert_eq!(
+        offered_beside(&inventory, mixed, &holds).0,
+        ["nvidia.com/mig-1g.10gb 0:0"]
+    );
+}
+
+#[test]
+fn gpu_on_the_way_to_its_layout_is_no_problem_unless_a_resource_is_left_without_devices() {
+    let inventory = node(vec![divided(0, &[]), divided(1, &["1g.10gb"])]);
+    let single = "mig: {strategy: Single}";
+    let mut holds = LayoutHolds::default();
+    assert_eq!(offered_beside(&inventory, single, &holds).1.len(), 1);
+    holds.laid_out.insert(inventory.gpus[0].uuid.clone());
+    let others = (vec!["nvidia.com/gpu 1:0".to_owned()], Vec::new());
+    assert_eq!(offered_beside(&inventory, single, &holds), others);
+    holds.stuck.insert(inventory.gpus[0].uuid.clone());
+    assert_eq!(
+        offered_beside(&inventory, single, &holds),
+        others,
+        "the other GPU has a device"
+    );
+    holds.devices.insert(inventory.gpus[1].uuid.clone());
+    let (offered, problems) = offered_beside(&inventory, single, &holds);
+    assert!(offered.is_empty());
+    assert_eq!(
+        problems,
+        [
+            "resource nvidia.com/gpu: gpunode advertises no device of this resource, because its GPUs (first: GPU 0) do \
+             not get the MIG layout of the configuration; condition MigLayout says why"
         ]
     );
 }

@@ -31,6 +31,8 @@ pub struct Gpu {
     pub compute_capability: Option<(u32, u32)>,
     /// PCI address in sysfs form, such as `0000:07:00.0`.
     pub pci_bus_id: Option<String>,
+    /// PCI device in the high and vendor in the low 16 bits, such as `0x20B2_10DE`; absent if unknown.
+    pub pci_device_id: Option<u32>,
     /// NUMA node of the slot; absent if unknown.
     pub numa_node: Option<u32>,
     /// The N of `/dev/nvidiaN`.

@@ -2,7 +2,7 @@
 
 use super::{
     fault::{Cure, Fault, FaultTransition, is_ignored, needs_no_person},
-    observation::{HealthObservation, RunId},
+    observation::{HealthObservation, RunId, is_other},
     probe::{GpuProbe, ProbeResult},
     xid,
 };
@@ -332,9 +332,4 @@ fn known_faults<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeMap<S
         (device, faults.collect::<Vec<_>>())
     });
     Ok(known.filter(|(_, faults)| !faults.is_empty()).collect())
-}
-
-/// Returns true if both are known and differ.
-fn is_other(before: &str, now: &str) -> bool {
-    !before.is_empty() && !now.is_empty() && before != now
 }

@@ -13,6 +13,24 @@ pub struct RunId {
     pub driver: String,
 }
 
+impl RunId {
+    /// Returns true if `now` is known to be another run.
+    pub fn is_other(&self, now: &Self) -> bool {
+        is_other(&self.boot, &now.boot) || is_other(&self.driver, &now.driver)
+    }
+
+    /// Returns true if `now` has a part that this one lacks or has otherwise.
+    pub fn lacks(&self, now: &Self) -> bool {
+        let lacks = |before: &String, now: &String| !now.is_empty() && before != now;
+        lacks(&self.boot, &now.boot) || lacks(&self.driver, &now.driver)
+    }
+}
+
+/// Returns true if both are known and differ.
+pub(super) fn is_other(before: &str, now: &str) -> bool {
+    !before.is_empty() && !now.is_empty() && before != now
+}
+
 /// One observation of the node's devices.
 #[derive(Clone, Debug)]
 pub enum HealthObservation {

@@ -52,7 +52,7 @@ impl Host {
     fn probe(&self, before: Option<&Hardware>) -> Hardware {
         let roots = self.roots();
         let call = roots.calls.begin().unwrap();
-        roots.probe(before, &call).1
+        roots.probe(before, false, &call).1
     }
 
     fn capability(&self, of: &str) {
@@ -78,6 +78,7 @@ impl Host {
             release,
             mps_dir: self.root.path().join("mps"),
             alone: watch::Sender::new(false).subscribe(),
+            layouts: watch::Sender::new(false).subscribe(),
             driver_events: None,
             metrics: AgentMetrics::new(),
         };
@@ -340,6 +341,7 @@ async fn a_driver_container_that_is_not_ready_is_waited_for_and_a_driver_in_use_
         release: ReleaseRequest::new(None, host.root.path()),
         mps_dir: host.root.path().join("mps"),
         alone: watch::Sender::new(false).subscribe(),
+        layouts: watch::Sender::new(false).subscribe(),
         driver_events: None,
         metrics: AgentMetrics::new(),
     };
@@ -371,13 +373,13 @@ async fn the_time_limit_applies_to_each_gpu() {
     let roots = Arc::new(host.roots());
     let (sender, seen) = watch::channel(None);
     let limit = Duration::from_millis(2500);
-    let (_, hardware) = probe_within(limit, &roots, &sender).await;
+    let (_, hardware) = probe_within(limit, &roots, false, &sender).await;
     assert_eq!(
         (hardware.driver, hardware.reading.unwrap().inventory.gpus.len()),
         (DriverState::Answers, 8)
     );
     assert!(!seen.has_changed().unwrap(), "all together took longer");
-    let (_, hardware) = probe_within(Duration::from_millis(100), &roots, &sender).await;
+    let (_, hardware) = probe_within(Duration::from_millis(100), &roots, false, &sender).await;
     assert_eq!(hardware.driver, DriverState::Answers, "it answers in the end");
     let waiting = seen.borrow().clone().unwrap();
     assert!(matches!(waiting.driver, DriverState::Waiting(_)), "{waiting:?}");

@@ -5,7 +5,7 @@ use super::{
     error::{DriverError, Unanswered},
     links,
     lookup::{GpuAddress, find_gpu, is_replaced},
-    mig, raw,
+    mig, mig_state, raw,
     session::open,
 };
 use crate::driver::pci::PciFunction;
@@ -27,22 +27,29 @@ pub struct DriverReading {
     pub lost: Vec<String>,
     /// One sentence for each GPU and each MIG device that does not answer.
     pub unreadable: Vec<String>,
+    /// True if the MIG profiles and instances of each GPU were asked for, too.
+    pub has_layouts: bool,
 }
 
 /// Reads the GPUs through the library at `path`. `function` looks up a PCI address. A GPU of `before` that does not answer,
 /// or is lost, stays as it was; other GPUs without an answer are omitted. `begin` receives the UUID of each GPU before calls
 /// about it, of which the first takes 1 to 5 s without persistence mode, and none before calls about no GPU or an unknown one.
+/// `with_layouts` asks for the MIG profiles and instances of each GPU, too.
 pub fn read(
     path: &Path,
     host_root: &Path,
     before: &[Gpu],
+    with_layouts: bool,
     function: impl Fn(&str) -> PciFunction,
     begin: impl Fn(Option<&str>),
 ) -> Result<DriverReading, DriverError> {
     let nvml = open(path)?;
     let capabilities = Capabilities::of_host(host_root);
     let count = nvml.device_count().map_err(DriverError::Count)?;
-    let mut reading = DriverReading::default();
+    let mut reading = DriverReading {
+        has_layouts: with_layouts,
+        ..DriverReading::default()
+    };
     let mut identified = Vec::new();
     for index in 0..count {
         begin(known_at(before, index, count));
@@ -79,8 +86,17 @@ pub fn read(
         let (uuid, index) = (gpu.uuid.clone(), gpu.index);
         begin(Some(&uuid));
         let described = match describe(&device, gpu, &capabilities, &function) {
-            Ok((gpu, unreadable)) => {
+            Ok((mut gpu, unreadable)) => {
                 reading.unreadable.extend(unreadable);
+                if with_layouts {
+                    match mig_state::read(&device) {
+                        Ok(state) => gpu.mig_state = state,
+                        Err((call, error)) => {
+                            let sentence = format!("read MIG of GPU {}: {call}: {error}", gpu.index);
+                            reading.unreadable.push(sentence);
+                        }
+                    }
+                }
                 Some(gpu)
             }
             Err(error) => {
@@ -218,10 +234,9 @@ fn describe(
     let minor = if_supported(device.minor_number()).map_err(unanswered("read the minor number"))?;
     let fabric = raw::fabric(device).map_err(unanswered("read the NVLink fabric"))?;
     // These may stay empty: they do not decide how the GPU is advertised.
-    let pci_bus_id = device
-        .pci_info()
-        .ok()
-        .map(|pci| format!("{:04x}:{:02x}:{:02x}.0", pci.domain, pci.bus, pci.device));
+    let pci = device.pci_info().ok();
+    let pci_device_id = pci.as_ref().map(|pci| pci.pci_device_id);
+    let pci_bus_id = pci.map(|pci| format!("{:04x}:{:02x}:{:02x}.0", pci.domain, pci.bus, pci.device));
     let function = pci_bus_id.as_deref().map(function).unwrap_or_default();
     let mut gpu = Gpu {
         memory_mib: memory.unwrap_or_default() / (1024 * 1024),
@@ -233,6 +248,7 @@ fn describe(
         mode: function.mode,
         fabric,
         pci_bus_id,
+        pci_device_id,
         minor,
         mig_mode: mig_mode.map(|mode| match mode.current {
             NVML_DEVICE_MIG_ENABLE => MigMode::Enabled,

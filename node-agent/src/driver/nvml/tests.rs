@@ -66,7 +66,15 @@ impl FakeDriver {
     }
 
     fn read(&self, host_root: &Path) -> DriverReading {
-        read(&self.library(), host_root, &[], |_| PciFunction::default(), |_| ()).unwrap()
+        read(
+            &self.library(),
+            host_root,
+            &[],
+            false,
+            |_| PciFunction::default(),
+            |_| (),
+        )
+        .unwrap()
     }
 
     fn read_after(&self, before: &DriverReading) -> DriverReading {
@@ -80,7 +88,15 @@ impl FakeDriver {
             ..PciFunction::default()
         };
         let nowhere = Path::new("/nowhere");
-        read(&self.library(), nowhere, &before.inventory.gpus, function, |_| ()).unwrap()
+        read(
+            &self.library(),
+            nowhere,
+            &before.inventory.gpus,
+            false,
+            function,
+            |_| (),
+        )
+        .unwrap()
     }
 }
 
@@ -550,7 +566,7 @@ fn the_numa_node_is_that_of_the_pci_slot_not_of_gpu_memory() {
         numa_node: Some(1),
         ..PciFunction::default()
     };
-    let reading = read(&driver.library(), Path::new("/nowhere"), &[], function, |_| ()).unwrap();
+    let reading = read(&driver.library(), Path::new("/nowhere"), &[], false, function, |_| ()).unwrap();
     assert_eq!(reading.inventory.gpus[0].numa_node, Some(1));
 }
 
@@ -777,6 +793,7 @@ fn a_read_names_the_gpu_of_each_call_unless_indices_may_have_shifted() {
             &driver.library(),
             Path::new("/nowhere"),
             before,
+            false,
             |_| PciFunction::default(),
             |gpu| names.borrow_mut().push(gpu.map(str::to_owned)),
         )

@@ -15,7 +15,10 @@ use crate::{
     plugin::registration::RegisteredResources,
     status::{conditions::not_registered, inputs::PluginStatus, missing::keep_missing},
 };
-use gpunode_crds::{AdvertisedDevice, Architecture, FaultGrade, FaultReason, HealthState, MpsDaemon, MpsDaemonState};
+use gpunode_crds::{
+    AdvertisedDevice, Architecture, ConditionType, FaultGrade, FaultReason, HealthState, MigPhase, MigStatus,
+    MpsDaemon, MpsDaemonState,
+};
 use gpunode_gpu::{AdvertisedResource, AdvertisedShare, Gpu, GpuProbe, Inventory, PendingChange, ProbeResult};
 use std::sync::Arc;
 
@@ -184,6 +187,51 @@ fn a_list_that_waits_for_the_disk_or_the_cdi_file_is_not_registered() {
         None,
         "the kubelet has the earlier list"
     );
+}
+
+/// Returns the condition of MIG layouts of a node whose GPUs are in these phases, each with a message but for applied ones.
+fn mig_layout(phases: &[MigPhase]) -> Option<String> {
+    let (hardware, mut in_force) = advertised();
+    let gpus = hardware.inventory().unwrap().gpus.iter();
+    let layout = |(gpu, phase): (&Gpu, &MigPhase)| {
+        let message = (*phase != MigPhase::Applied).then(|| format!("is {}", phase.as_str()));
+        let progress = MigStatus {
+            phase: *phase,
+            message,
+            ..MigStatus::default()
+        };
+        (gpu.uuid.clone(), progress)
+    };
+    in_force.layouts.gpus = gpus.zip(phases).map(layout).collect();
+    let status = of_page(&snapshot(), &hardware, &in_force, &["nvidia.com/gpu"]);
+    let reported = status.gpus.iter().filter_map(|gpu| Some(gpu.mig.as_ref()?.phase));
+    assert_eq!(reported.collect::<Vec<_>>(), phases);
+    assert!(
+        verdicts(&status).first().unwrap().starts_with("Ready=True"),
+        "a layout on its way does not matter"
+    );
+    let condition = ConditionType::MigLayout.find(&status.conditions)?;
+    Some(format!(
+        "{} {}: {}",
+        condition.status, condition.reason, condition.message
+    ))
+}
+
+#[test]
+fn condition_of_layouts_names_the_gpu_first_that_is_furthest_from_its_own() {
+    use MigPhase::{Applied, Failed, Unsupported, Waiting};
+    assert_eq!(mig_layout(&[]), None);
+    for (phases, expected) in [
+        ([Applied, Applied], "True LayoutApplied: every GPU has its layout"),
+        ([Unsupported, Applied], "True LayoutApplied: GPU 0: is Unsupported"),
+        ([Applied, Waiting], "False LayoutWaiting: GPU 1: is Waiting"),
+        (
+            [Waiting, Failed],
+            "False LayoutFailed: GPU 1: is Failed; GPU 0: is Waiting",
+        ),
+    ] {
+        assert_eq!(mig_layout(&phases).as_deref(), Some(expected));
+    }
 }
 
 #[test]

@@ -16,6 +16,7 @@ mod lifecycle;
 mod memory;
 mod metrics;
 mod mig;
+mod mig_layout;
 mod mps;
 mod mps_mounts;
 mod mps_shares;

@@ -52,6 +52,7 @@ fn reported(hardware: &Value, document: Option<&str>) -> GpuNodeStatus {
         &library.folder().join("libnvidia-ml.so.1"),
         Path::new("/nowhere"),
         &[],
+        false,
         function,
         |_| (),
     )

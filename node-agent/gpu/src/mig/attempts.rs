@@ -1,0 +1,169 @@
+//! Attempts on one GPU as the decision sees them, and the pauses between them.
+
+use super::{AttemptResult, GpuLayout, MigAttempt, MigWork};
+use jiff::{SignedDuration, Timestamp};
+
+/// Pause after the first attempt that something blocked, and the longest one.
+const BLOCKED: (SignedDuration, SignedDuration) = (SignedDuration::from_secs(2), SignedDuration::from_mins(1));
+/// Pause after the first attempt that the driver refused, and the longest one.
+const FAILED: (SignedDuration, SignedDuration) = (SignedDuration::from_secs(10), SignedDuration::from_mins(5));
+
+/// Attempts of this process on one GPU.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct AttemptHistory {
+    running: Option<MigWork>,
+    last: Option<EndedAttempt>,
+    /// Attempts in a row at the same layout that were blocked or failed.
+    misses: u32,
+}
+
+/// An attempt that is over.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EndedAttempt {
+    /// The work.
+    pub work: MigWork,
+    /// Its result.
+    pub result: AttemptResult,
+    /// Time of the result.
+    pub at: Timestamp,
+}
+
+impl AttemptHistory {
+    /// Takes the last attempt on the GPU. `again` is true if it is known to be another one than the last, though it is equal.
+    pub fn observe(&mut self, attempt: Option<&MigAttempt>, again: bool, now: Timestamp) {
+        let Some(MigAttempt { work, result }) = attempt else {
+            *self = Self::default();
+            return;
+        };
+        if *result == AttemptResult::Running {
+            self.running = Some(work.clone());
+            return;
+        }
+        let is_known = |last: &EndedAttempt| last.work == *work && last.result == *result;
+        if self.running.is_none() && !again && self.last.as_ref().is_some_and(is_known) {
+            return;
+        }
+        let is_same = |last: &EndedAttempt| last.work.hash == work.hash && last.work.layout == work.layout;
+        if *result == AttemptResult::Done || !self.last.as_ref().is_some_and(is_same) {
+            self.misses = 0;
+        }
+        self.misses += u32::from(is_miss(result));
+        self.running = None;
+        self.last = Some(EndedAttempt {
+            work: work.clone(),
+            result: result.clone(),
+            at: now,
+        });
+    }
+
+    /// Returns the work that is under way.
+    pub fn running(&self) -> Option<&MigWork> {
+        self.running.as_ref()
+    }
+
+    /// Returns the last attempt that is over.
+    pub fn last(&self) -> Option<&EndedAttempt> {
+        self.last.as_ref()
+    }
+
+    /// Returns the last attempt if it was at this layout of this configuration.
+    pub fn last_at(&self, hash: &str, layout: &GpuLayout) -> Option<&EndedAttempt> {
+        self.last()
+            .filter(|last| last.work.hash == hash && last.work.layout == *layout)
+    }
+
+    /// Returns the time of the next attempt after `last`.
+    pub fn retry_at(&self, last: &EndedAttempt) -> Timestamp {
+        let pause = match last.result {
+            AttemptResult::Failed { .. } => FAILED,
+            _ => BLOCKED,
+        };
+        later(last.at, pause, self.misses)
+    }
+}
+
+/// Returns the time of the next attempt after `attempts` that failed, the last of them at `at`.
+pub fn retry_after_failures(at: Timestamp, attempts: u32) -> Timestamp {
+    later(at, FAILED, attempts)
+}
+
+fn is_miss(result: &AttemptResult) -> bool {
+    matches!(result, AttemptResult::Blocked { .. } | AttemptResult::Failed { .. })
+}
+
+fn later(at: Timestamp, (first, longest): (SignedDuration, SignedDuration), misses: u32) -> Timestamp {
+    let factor = 2_i32.saturating_pow(misses.saturating_sub(1));
+    let pause = first.checked_mul(factor).unwrap_or(longest).min(longest);
+    at.saturating_add(pause).unwrap_or(Timestamp::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::WorkKind;
+    use gpunode_crds::MigReason;
+
+    fn at(second: i64) -> Timestamp {
+        Timestamp::from_second(second).unwrap()
+    }
+
+    fn attempt(hash: &str, result: AttemptResult) -> MigAttempt {
+        MigAttempt {
+            work: MigWork {
+                gpu: "GPU-0".to_owned(),
+                hash: hash.to_owned(),
+                layout: GpuLayout::default(),
+                kind: WorkKind::Check,
+            },
+            result,
+        }
+    }
+
+    fn blocked() -> AttemptResult {
+        AttemptResult::Blocked {
+            reason: MigReason::InUse,
+            message: "dcgm".to_owned(),
+        }
+    }
+
+    #[test]
+    fn pauses_grow_until_a_minute_and_begin_anew_with_another_configuration() {
+        let mut history = AttemptHistory::default();
+        let mut pauses = Vec::new();
+        for hash in ["one", "one", "one", "one", "one", "one", "one", "two"] {
+            history.observe(Some(&attempt(hash, AttemptResult::Running)), false, at(100));
+            history.observe(Some(&attempt(hash, blocked())), false, at(100));
+            pauses.push(history.retry_at(history.last().unwrap()).as_second() - 100);
+        }
+        assert_eq!(pauses, [2, 4, 8, 16, 32, 60, 60, 2]);
+        let failures: Vec<i64> = (1..8)
+            .map(|count| retry_after_failures(at(0), count).as_second())
+            .collect();
+        assert_eq!(failures, [10, 20, 40, 80, 160, 300, 300]);
+    }
+
+    #[test]
+    fn attempt_counts_once_unless_it_ran_again_or_is_known_to_have() {
+        let mut history = AttemptHistory::default();
+        let pause = |history: &AttemptHistory| history.retry_at(history.last().unwrap());
+        let observe = |history: &mut AttemptHistory, result, again, second| {
+            history.observe(Some(&attempt("one", result)), again, at(second));
+        };
+        observe(&mut history, blocked(), false, 0);
+        observe(&mut history, blocked(), false, 5);
+        assert_eq!(pause(&history), at(2));
+        observe(&mut history, blocked(), true, 10);
+        assert_eq!(pause(&history), at(14));
+        observe(&mut history, AttemptResult::Running, false, 20);
+        assert_eq!(history.running().map(|work| work.kind), Some(WorkKind::Check));
+        observe(&mut history, AttemptResult::Clear, false, 20);
+        observe(&mut history, blocked(), false, 20);
+        assert_eq!(
+            pause(&history),
+            at(28),
+            "a check that is clear proves nothing about the change"
+        );
+        history.observe(None, false, at(30));
+        assert_eq!(history, AttemptHistory::default());
+    }
+}

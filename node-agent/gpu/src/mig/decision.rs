@@ -1,0 +1,715 @@
+//! Decides about one GPU on the way to its layout: the devices that no container may get, its progress, and the next work.
+
+#[cfg(test)]
+mod tests;
+
+use super::{
+    AttemptResult, ChangeRecord, GpuInstance, GpuLayout, GpuMigState, GpuVirtualization, LayoutTarget, MigFailure,
+    MigRecord, MigWork, WorkKind,
+    arrangement::arrange,
+    attempts::{AttemptHistory, EndedAttempt, retry_after_failures},
+    hold::DeviceHold,
+};
+use crate::{Gpu, RunId};
+use gpunode_crds::{MAX_LAYOUT_TEXT, MAX_MIG_MESSAGE, MigPhase, MigReason, MigStatus};
+use gpunode_mig::{MigLayout, NoPlacement, PlacementObstacle};
+use jiff::{SignedDuration, Timestamp};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Attempts after which a GPU goes back to its layout from before.
+const MAX_ATTEMPTS: u32 = 3;
+/// Time after a change for a reading of the GPU that shows it.
+const READING: SignedDuration = SignedDuration::from_secs(10);
+/// Most names in a message.
+const MAX_NAMES: usize = 5;
+
+/// Inputs of a decision about one GPU.
+#[derive(Clone, Copy, Debug)]
+pub struct MigInputs<'a> {
+    /// The GPU, as the driver shows it.
+    pub gpu: &'a Gpu,
+    /// Layout that the configuration wants; none if no group selects the GPU.
+    pub target: Option<&'a LayoutTarget>,
+    /// Hash of the configuration.
+    pub hash: &'a str,
+    /// Use of its devices.
+    pub usage: &'a DeviceUsage,
+    /// Fault of the GPU itself that keeps work from it.
+    pub fault: Option<&'a str>,
+    /// True if the GPU may be changed to the layout of this configuration.
+    pub approved: bool,
+    /// Record of the GPU.
+    pub record: Option<&'a MigRecord>,
+    /// Boot and driver load of the node.
+    pub run: &'a RunId,
+    /// Attempts of this process.
+    pub attempts: &'a AttemptHistory,
+    /// Time of the decision.
+    pub now: Timestamp,
+}
+
+/// Use of the devices of a node by containers.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DeviceUsage {
+    /// True once the kubelet has told who holds what; nothing counts as free before.
+    pub is_known: bool,
+    /// Devices that are not free, by UUID.
+    pub devices: BTreeMap<String, DeviceUse>,
+}
+
+/// Use of a device that is not free.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DeviceUse {
+    /// Nobody holds it, and the kubelet may still allocate it.
+    Assigned,
+    /// Containers of these pods hold it, as `NAMESPACE/NAME`; no names if the kubelet does not tell them.
+    Held(Vec<String>),
+}
+
+/// Decision about one GPU.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MigDecision {
+    /// Devices that no container may get.
+    pub hold: DeviceHold,
+    /// Progress, without the time.
+    pub progress: MigStatus,
+    /// Work to do now.
+    pub work: Option<MigWork>,
+    /// Time of the next decision, if nothing else happens before.
+    pub look_again: Option<Timestamp>,
+}
+
+/// Decides about a GPU. None if no layout concerns it, or if the driver has not told its instances yet.
+pub fn decide(inputs: &MigInputs<'_>) -> Option<MigDecision> {
+    let MigInputs {
+        gpu, target, record, ..
+    } = *inputs;
+    let change = record.and_then(|record| record.change.as_ref());
+    let running = inputs.attempts.running().filter(|work| changes_the_gpu(work.kind));
+    if target.is_none() && change.is_none() && running.is_none() {
+        return None;
+    }
+    match &gpu.mig_state {
+        Some(state) => Some(GpuCase { inputs, state }.decide(running, change)),
+        None if gpu.mig_mode.is_some() => None,
+        None => target.map(without_mig),
+    }
+}
+
+/// Decides about a GPU that has no MIG.
+fn without_mig(target: &LayoutTarget) -> MigDecision {
+    let (phase, reason, message) = match target {
+        LayoutTarget::Off => (MigPhase::Applied, None, None),
+        _ => (
+            MigPhase::Unsupported,
+            Some(MigReason::NoMig),
+            Some("the GPU has no MIG; leave it out of mig.layout with a selector such as products".to_owned()),
+        ),
+    };
+    MigDecision {
+        progress: MigStatus {
+            wanted: bounded(target.to_string(), MAX_LAYOUT_TEXT),
+            observed: "off".to_owned(),
+            phase,
+            reason,
+            message,
+            ..MigStatus::default()
+        },
+        ..MigDecision::default()
+    }
+}
+
+/// A GPU with MIG.
+struct GpuCase<'a> {
+    inputs: &'a MigInputs<'a>,
+    state: &'a GpuMigState,
+}
+
+/// Devices that have to be free, and are not.
+struct Obstruction {
+    pods: BTreeSet<String>,
+    /// True if the kubelet has not told who holds what.
+    is_unknown: bool,
+}
+
+impl GpuCase<'_> {
+    fn decide(&self, running: Option<&MigWork>, change: Option<&ChangeRecord>) -> MigDecision {
+        if let Some(running) = running {
+            return self.running(running, change);
+        }
+        if let Some(done) = self.unread_change(change) {
+            let message = "the driver has the layout; reads the GPU again";
+            let hold = self.hold_for(&done.work.layout, done.work.kind == WorkKind::Restore);
+            let mut decision = self.decision(hold, MigPhase::Applying, None, message.to_owned());
+            decision.look_again = done.at.saturating_add(READING).ok();
+            return decision;
+        }
+        if let Some(change) = change {
+            return self.go_on(change);
+        }
+        if let Some(lost) = self.lost_layout() {
+            return self.restore(lost);
+        }
+        let wanted = match self.wanted() {
+            Ok(wanted) if self.has(wanted.as_ref()) => return self.applied(),
+            Ok(wanted) => wanted,
+            Err(error) => return self.blocked(DeviceHold::default(), MigReason::DoesNotFit, error),
+        };
+        self.obstacle(wanted.is_some())
+            .unwrap_or_else(|| self.approach(wanted.as_ref()))
+    }
+
+    /// Returns the instances that the configuration wants, none if MIG is off. An error is the message for people.
+    fn wanted(&self) -> Result<Option<MigLayout>, String> {
+        // Without a group there is a change under way, whose layout is recorded.
+        let target = self.inputs.target.unwrap_or(&LayoutTarget::Off);
+        target.resolve(&self.state.geometry).map_err(|error| error.to_string())
+    }
+
+    /// Returns true if the GPU has this layout.
+    fn has(&self, wanted: Option<&MigLayout>) -> bool {
+        match wanted {
+            None => !self.state.enabled,
+            Some(wanted) => {
+                let is_known = |instance: &GpuInstance| self.state.geometry.profile(instance.placed.profile).is_some();
+                let mut instances = self.state.instances.iter();
+                self.state.enabled
+                    && instances.all(|instance| instance.is_whole() && is_known(instance))
+                    && self.layout_of_whole() == *wanted
+            }
+        }
+    }
+
+    /// Returns true if the GPU has exactly these instances.
+    fn has_instances(&self, layout: &GpuLayout) -> bool {
+        let is_whole = |placed| self.state.instance(placed).is_some_and(GpuInstance::is_whole);
+        self.state.enabled == layout.enabled
+            && self.state.instances.len() == layout.instances.len()
+            && layout.instances.iter().all(is_whole)
+    }
+
+    fn layout_of_whole(&self) -> MigLayout {
+        let whole = self.state.instances.iter().filter(|instance| instance.is_whole());
+        let placed: Vec<_> = whole.map(|instance| instance.placed).collect();
+        MigLayout::of_instances(&placed, &self.state.geometry)
+    }
+
+    /// Decides while the driver is told.
+    fn running(&self, work: &MigWork, change: Option<&ChangeRecord>) -> MigDecision {
+        let hold = match change {
+            Some(change) => self.hold_of_change(change, &work.layout),
+            None => self.hold_for(&work.layout, work.kind == WorkKind::Restore),
+        };
+        let mut decision = match self.failure(&work.hash) {
+            Some(failure) => self.failed(hold, failure),
+            None => self.decision(hold, MigPhase::Applying, None, self.next_text(&work.layout)),
+        };
+        // Listed until it is over.
+        decision.work = Some(work.clone());
+        decision
+    }
+
+    /// Returns a change that is done, if the last reading of the GPU may be from before.
+    fn unread_change(&self, change: Option<&ChangeRecord>) -> Option<&EndedAttempt> {
+        let last = self.inputs.attempts.last().filter(|_| change.is_none())?;
+        let age = self.inputs.now.duration_since(last.at);
+        let is_recent = (SignedDuration::ZERO..READING).contains(&age);
+        let is_done = last.result == AttemptResult::Done && changes_the_gpu(last.work.kind);
+        (is_done && is_recent && !self.has_instances(&last.work.layout)).then_some(last)
+    }
+
+    /// Goes on with a change that has begun, which needs no approval.
+    fn go_on(&self, change: &ChangeRecord) -> MigDecision {
+        let is_of_configuration = change.hash == self.inputs.hash || self.inputs.target.is_none();
+        let other = (!is_of_configuration).then(|| self.arranged()).and_then(Result::ok);
+        let (kind, hash, layout) = match other {
+            Some(layout) => (WorkKind::Apply, self.inputs.hash, layout),
+            None if change.rolls_back || self.attempts(&change.hash) >= MAX_ATTEMPTS => {
+                (WorkKind::RollBack, change.hash.as_str(), change.before.clone())
+            }
+            None => (WorkKind::Apply, change.hash.as_str(), change.wanted.clone()),
+        };
+        let hold = self.hold_of_change(change, &layout);
+        if let Some(fault) = self.inputs.fault {
+            return self.unhealthy(hold, fault);
+        }
+        if let Some(obstruction) = self.obstruction(&layout) {
+            return self.waiting(hold, &layout, &obstruction);
+        }
+        let work = self.work(kind, hash, layout.clone());
+        let failure = self.failure(hash);
+        let mut decision = match failure {
+            Some(failure) => self.failed(hold, failure),
+            None => self.decision(hold, MigPhase::Applying, None, self.next_text(&layout)),
+        };
+        let last = self.inputs.attempts.last_at(hash, &layout);
+        match last.map(|last| (last, &last.result)) {
+            Some((_, AttemptResult::RebootRequired { message })) if self.state.enabled != layout.enabled => {
+                return self.reboot_required(decision.hold, message.clone());
+            }
+            Some((last, AttemptResult::Blocked { reason, message })) => {
+                decision = self.blocked(decision.hold, *reason, message.clone());
+                self.retry(&mut decision, work, self.inputs.attempts.retry_at(last));
+            }
+            Some((last, AttemptResult::Failed { message })) if failure.is_none() => {
+                decision = self.driver_error(decision.hold, message.clone());
+                self.retry(&mut decision, work, self.inputs.attempts.retry_at(last));
+            }
+            _ => {
+                let at = failure.filter(|failure| failure.at <= self.inputs.now);
+                let next = at.map(|failure| retry_after_failures(failure.at, failure.attempts));
+                self.retry(&mut decision, work, next.unwrap_or(self.inputs.now));
+            }
+        }
+        decision
+    }
+
+    /// Returns the layout of the record if the GPU has lost it: with another boot or driver load, or with a reset.
+    fn lost_layout(&self) -> Option<&GpuLayout> {
+        let record = self.inputs.record?;
+        let applied = record.applied.as_ref().filter(|applied| applied.enabled)?;
+        let is_missing = |placed| !self.state.instance(placed).is_some_and(GpuInstance::is_whole);
+        let lacks = !self.state.enabled || applied.instances.iter().any(is_missing);
+        let of_record = MigLayout::of_instances(&applied.instances, &self.state.geometry);
+        let is_wanted = self.wanted().is_ok_and(|wanted| wanted.as_ref() == Some(&of_record));
+        let is_reset = self.state.enabled && self.state.instances.is_empty() && is_wanted;
+        // A layout that cannot be made again keeps nobody from another one.
+        let failure = self.failure(self.inputs.hash).filter(|failure| !failure.rolled_back);
+        let is_given_up = !is_wanted && failure.is_some_and(|failure| failure.attempts >= MAX_ATTEMPTS);
+        let is_lost = lacks && (record.run.is_other(self.inputs.run) || is_reset) && !is_given_up;
+        is_lost.then_some(applied)
+    }
+
+    /// Makes the layout from before again. The GPU offers nothing until then.
+    fn restore(&self, layout: &GpuLayout) -> MigDecision {
+        let hold = self.hold_for(layout, true);
+        if let Some(fault) = self.inputs.fault {
+            return self.unhealthy(hold, fault);
+        }
+        if let Some(obstruction) = self.obstruction(layout) {
+            return self.waiting(hold, layout, &obstruction);
+        }
+        let hash = self.inputs.hash;
+        let work = self.work(WorkKind::Restore, hash, layout.clone());
+        let last = self.inputs.attempts.last_at(hash, layout);
+        let last = last.filter(|last| last.work.kind == WorkKind::Restore);
+        let mut decision = match last.map(|last| (&last.result, self.inputs.attempts.retry_at(last))) {
+            Some((AttemptResult::Failed { message }, at)) => {
+                let message = format!("{message}; the GPU offers nothing until it has its instances again");
+                let mut decision = self.driver_error(hold, message);
+                self.retry(&mut decision, work, at);
+                decision
+            }
+            Some((AttemptResult::Blocked { reason, message }, at)) => {
+                let mut decision = self.blocked(hold, *reason, message.clone());
+                self.retry(&mut decision, work, at);
+                decision
+            }
+            Some((AttemptResult::RebootRequired { message }, _)) => self.reboot_required(hold, message.clone()),
+            _ => {
+                let instances = self.names(&layout.instances);
+                let message = format!("makes the instances from before the boot or reset again: {instances}");
+                let mut decision = self.decision(hold, MigPhase::Applying, None, message);
+                decision.work = Some(work);
+                decision
+            }
+        };
+        decision.progress.attempts = self.attempts(hash);
+        decision
+    }
+
+    /// Has nothing to do, except to save a layout that the record lacks.
+    fn applied(&self) -> MigDecision {
+        let mut decision = self.decision(DeviceHold::default(), MigPhase::Applied, None, String::new());
+        let record = self.inputs.record;
+        let layout = self.in_order_of_record(self.state.layout());
+        let is_recorded = |record: &MigRecord| {
+            record.applied.as_ref() == Some(&layout) && !record.run.lacks(self.inputs.run) && record.failure.is_none()
+        };
+        if !record.is_some_and(is_recorded) {
+            let work = self.work(WorkKind::Remember, self.inputs.hash, layout);
+            let failed = |last: &&EndedAttempt| last.work == work && last.result != AttemptResult::Clear;
+            let last = self.inputs.attempts.last().filter(failed);
+            let next = last.map_or(self.inputs.now, |last| self.inputs.attempts.retry_at(last));
+            self.retry(&mut decision, work, next);
+        }
+        decision
+    }
+
+    /// Returns the decision about a GPU that cannot be changed whatever its instances are; none if it can.
+    fn obstacle(&self, enables: bool) -> Option<MigDecision> {
+        let mode = |on: bool| if on { "on" } else { "off" };
+        let nothing = DeviceHold::default;
+        if self.state.virtualization == GpuVirtualization::Virtual {
+            let message =
+                "the GPU is virtual, or is cut for virtual machines; its MIG mode and instances belong to them";
+            let mut decision = self.decision(nothing(), MigPhase::Unsupported, None, message.to_owned());
+            decision.progress.reason = Some(MigReason::Virtual);
+            return Some(decision);
+        }
+        let (current, pending) = (mode(self.state.enabled), mode(self.state.pending));
+        if self.state.pending == self.state.enabled {
+            return None;
+        }
+        if self.state.pending == enables {
+            let message = format!("MIG is {current}, and {pending} after the next reset of the GPU; reboot the node");
+            return Some(self.reboot_required(nothing(), message));
+        }
+        let message = format!(
+            "MIG is {current}, and somebody else has set it to be {pending} after the next reset of the GPU; set it back \
+             (`nvidia-smi -i {} -mig {}`) or reboot the node",
+            self.inputs.gpu.index,
+            u8::from(self.state.enabled),
+        );
+        Some(self.blocked(nothing(), MigReason::ModePending, message))
+    }
+
+    /// Takes the next step towards a layout that the GPU does not have.
+    fn approach(&self, wanted: Option<&MigLayout>) -> MigDecision {
+        let hash = self.inputs.hash;
+        if let Some(failure) = self.failure(hash).filter(|failure| failure.rolled_back) {
+            let mut decision = self.failed(DeviceHold::default(), failure);
+            decision.progress.reason = Some(MigReason::RolledBack);
+            return decision;
+        }
+        let layout = match self.arranged_for(wanted) {
+            Ok(layout) => layout,
+            Err(error) => {
+                let reason = match error.obstacle {
+                    PlacementObstacle::InUse { .. } => MigReason::NoRoom,
+                    _ => MigReason::DoesNotFit,
+                };
+                return self.blocked(DeviceHold::default(), reason, error.to_string());
+            }
+        };
+        let hold = self.hold_for(&layout, false);
+        if let Some(fault) = self.inputs.fault {
+            return self.unhealthy(hold, fault);
+        }
+        if let Some(obstruction) = self.obstruction(&layout) {
+            return self.waiting(hold, &layout, &obstruction);
+        }
+        let check = || self.work(WorkKind::Check, hash, layout.clone());
+        let last = self.inputs.attempts.last_at(hash, &layout);
+        match last.map(|last| (&last.result, self.inputs.attempts.retry_at(last))) {
+            Some((AttemptResult::Clear, _)) if self.inputs.approved => {
+                let mut decision = self.decision(hold, MigPhase::Applying, None, self.next_text(&layout));
+                decision.work = Some(self.work(WorkKind::Apply, hash, layout.clone()));
+                decision
+            }
+            Some((AttemptResult::Clear, _)) => {
+                let message = format!(
+                    "waits for the operator's approval, within rollout.maxUnavailable of the policy; then: {}",
+                    self.next_text(&layout)
+                );
+                self.decision(hold, MigPhase::AwaitingApproval, None, message)
+            }
+            Some((AttemptResult::Blocked { reason, message }, at)) => {
+                let mut decision = self.blocked(hold, *reason, message.clone());
+                self.retry(&mut decision, check(), at);
+                decision
+            }
+            Some((AttemptResult::Failed { message }, at)) => {
+                let mut decision = self.driver_error(hold, message.clone());
+                self.retry(&mut decision, check(), at);
+                decision
+            }
+            Some((AttemptResult::RebootRequired { message }, _)) if self.state.enabled != layout.enabled => {
+                self.reboot_required(hold, message.clone())
+            }
+            _ => {
+                let message = "no container holds what has to go; looks for daemons, processes and open handles on it";
+                let mut decision = self.decision(hold, MigPhase::Waiting, None, message.to_owned());
+                decision.work = Some(check());
+                decision
+            }
+        }
+    }
+
+    /// Returns the layout that the configuration wants, with places.
+    fn arranged(&self) -> Result<GpuLayout, String> {
+        let wanted = self.wanted()?;
+        self.arranged_for(wanted.as_ref()).map_err(|error| error.to_string())
+    }
+
+    fn arranged_for(&self, wanted: Option<&MigLayout>) -> Result<GpuLayout, NoPlacement> {
+        let Some(wanted) = wanted else {
+            return Ok(GpuLayout::default());
+        };
+        let DeviceUsage { is_known, devices } = self.inputs.usage;
+        let is_in_use = |instance: &GpuInstance| {
+            self.devices_of(instance).any(|device| match devices.get(device) {
+                Some(DeviceUse::Held(_)) => true,
+                Some(DeviceUse::Assigned) => !is_known,
+                None => false,
+            })
+        };
+        let placed = arrange(self.state, wanted, is_in_use)?;
+        Ok(self.in_order_of_record(GpuLayout {
+            enabled: true,
+            instances: [placed.kept, placed.created].concat(),
+        }))
+    }
+
+    /// Sorts the instances that the record has by their order in it, before all others, which keep theirs.
+    fn in_order_of_record(&self, mut layout: GpuLayout) -> GpuLayout {
+        let applied = self.inputs.record.and_then(|record| record.applied.as_ref());
+        let recorded = applied.map_or(&[][..], |applied| &applied.instances);
+        layout.instances.sort_by_key(|placed| {
+            let at = recorded.iter().position(|other| other == placed);
+            at.filter(|_| self.state.instance(placed).is_some())
+                .unwrap_or(usize::MAX)
+        });
+        layout
+    }
+
+    /// Returns the instances that cannot stay as they are.
+    fn going<'b>(&'b self, layout: &'b GpuLayout) -> impl Iterator<Item = &'b GpuInstance> {
+        self.state.instances.iter().filter(|instance| {
+            let stays = layout.enabled && layout.instances.contains(&instance.placed);
+            !stays || (!instance.is_whole() && !instance.compute.is_empty())
+        })
+    }
+
+    /// Returns the UUIDs of the MIG devices of an instance.
+    fn devices_of<'b>(&'b self, instance: &'b GpuInstance) -> impl Iterator<Item = &'b String> {
+        let listed = self.inputs.gpu.mig_devices.iter().map(|mig| &mig.facts);
+        let listed = listed
+            .filter(|facts| facts.gpu_instance == instance.id)
+            .map(|facts| &facts.uuid);
+        instance
+            .compute
+            .iter()
+            .filter_map(|compute| compute.uuid.as_ref())
+            .chain(listed)
+    }
+
+    /// Returns the hold on what goes; on the whole GPU if its mode changes, or if it is to offer nothing.
+    fn hold_for(&self, layout: &GpuLayout, is_whole: bool) -> DeviceHold {
+        DeviceHold {
+            gpu: is_whole || self.state.enabled != layout.enabled,
+            devices: self
+                .going(layout)
+                .flat_map(|instance| self.devices_of(instance))
+                .cloned()
+                .collect(),
+        }
+    }
+
+    /// Returns the hold during a change: all but what stays.
+    fn hold_of_change(&self, change: &ChangeRecord, layout: &GpuLayout) -> DeviceHold {
+        let is_of_all = |instance: &&GpuInstance| {
+            let layouts = [&change.before, &change.wanted, layout];
+            layouts.iter().all(|layout| layout.instances.contains(&instance.placed)) && instance.is_whole()
+        };
+        let (stays, goes): (Vec<&GpuInstance>, Vec<_>) = self.state.instances.iter().partition(is_of_all);
+        let staying: BTreeSet<&String> = stays
+            .into_iter()
+            .flat_map(|instance| self.devices_of(instance))
+            .collect();
+        let listed = self.inputs.gpu.mig_devices.iter().map(|mig| &mig.facts.uuid);
+        let others = goes
+            .into_iter()
+            .flat_map(|instance| self.devices_of(instance))
+            .chain(listed);
+        DeviceHold {
+            gpu: change.before.enabled != change.wanted.enabled || self.state.enabled != layout.enabled,
+            devices: others.filter(|device| !staying.contains(device)).cloned().collect(),
+        }
+    }
+
+    /// Returns what keeps the devices from being free that have to be for this layout.
+    fn obstruction(&self, layout: &GpuLayout) -> Option<Obstruction> {
+        let mut needed: BTreeSet<&String> = self
+            .going(layout)
+            .flat_map(|instance| self.devices_of(instance))
+            .collect();
+        if self.state.enabled != layout.enabled {
+            needed.extend(self.inputs.gpu.mig_devices.iter().map(|mig| &mig.facts.uuid));
+        }
+        let is_disturbed = self.state.enabled != layout.enabled || self.going(layout).next().is_some();
+        needed.extend(is_disturbed.then_some(&self.inputs.gpu.uuid));
+        if !needed.is_empty() && !self.inputs.usage.is_known {
+            return Some(Obstruction {
+                pods: BTreeSet::new(),
+                is_unknown: true,
+            });
+        }
+        let mut taken = needed
+            .into_iter()
+            .filter_map(|device| self.inputs.usage.devices.get(device))
+            .peekable();
+        taken.peek()?;
+        let pods = taken.flat_map(|taken| match taken {
+            DeviceUse::Held(pods) => pods.as_slice(),
+            DeviceUse::Assigned => &[],
+        });
+        Some(Obstruction {
+            pods: pods.cloned().collect(),
+            is_unknown: false,
+        })
+    }
+
+    fn waiting(&self, hold: DeviceHold, layout: &GpuLayout, obstruction: &Obstruction) -> MigDecision {
+        let what = if self.state.enabled == layout.enabled {
+            let going: Vec<_> = self.going(layout).map(|instance| instance.placed).collect();
+            self.names(&going)
+        } else {
+            format!("GPU {}", self.inputs.gpu.index)
+        };
+        let message = if obstruction.is_unknown {
+            "waits for the kubelet to report which pod holds which device".to_owned()
+        } else if obstruction.pods.is_empty() {
+            format!("waits until the kubelet can allocate nothing of {what}")
+        } else {
+            format!("waits until pods {} end, which hold {what}", listed(&obstruction.pods))
+        };
+        let mut decision = self.decision(hold, MigPhase::Waiting, None, message);
+        decision.progress.attempts = self.attempts(self.inputs.hash);
+        decision
+    }
+
+    fn unhealthy(&self, hold: DeviceHold, fault: &str) -> MigDecision {
+        let message = format!("the GPU has a fault, and only a healthy GPU is divided: {fault}");
+        self.blocked(hold, MigReason::Unhealthy, message)
+    }
+
+    fn reboot_required(&self, hold: DeviceHold, message: String) -> MigDecision {
+        self.decision(hold, MigPhase::RebootRequired, None, message)
+    }
+
+    fn blocked(&self, hold: DeviceHold, reason: MigReason, message: String) -> MigDecision {
+        self.decision(hold, MigPhase::Blocked, Some(reason), message)
+    }
+
+    fn driver_error(&self, hold: DeviceHold, message: String) -> MigDecision {
+        self.decision(hold, MigPhase::Failed, Some(MigReason::DriverError), message)
+    }
+
+    fn failed(&self, hold: DeviceHold, failure: &MigFailure) -> MigDecision {
+        let MigFailure { attempts, message, .. } = failure;
+        let message = if failure.rolled_back {
+            format!(
+                "the GPU has its layout from before again, after {attempts} attempts: {message}; a change of the \
+                     configuration starts anew"
+            )
+        } else if *attempts >= MAX_ATTEMPTS {
+            format!("goes back to the layout from before, after {attempts} attempts: {message}")
+        } else {
+            message.clone()
+        };
+        let mut decision = self.driver_error(hold, message);
+        decision.progress.attempts = *attempts;
+        decision
+    }
+
+    /// Sets the work if it is time for it, else the time.
+    fn retry(&self, decision: &mut MigDecision, work: MigWork, at: Timestamp) {
+        if at <= self.inputs.now {
+            decision.work = Some(work);
+        } else {
+            decision.look_again = Some(at);
+        }
+    }
+
+    /// Returns the failure of a configuration.
+    fn failure(&self, hash: &str) -> Option<&MigFailure> {
+        let failure = self.inputs.record?.failure.as_ref()?;
+        (failure.hash == hash && failure.attempts > 0).then_some(failure)
+    }
+
+    fn attempts(&self, hash: &str) -> u32 {
+        self.failure(hash).map_or(0, |failure| failure.attempts)
+    }
+
+    fn work(&self, kind: WorkKind, hash: &str, layout: GpuLayout) -> MigWork {
+        MigWork {
+            gpu: self.inputs.gpu.uuid.clone(),
+            hash: hash.to_owned(),
+            layout,
+            kind,
+        }
+    }
+
+    fn decision(&self, hold: DeviceHold, phase: MigPhase, reason: Option<MigReason>, message: String) -> MigDecision {
+        let wanted = match (self.inputs.target, self.wanted()) {
+            (None, _) => self.recorded_text(),
+            (Some(_), Ok(None)) => "off".to_owned(),
+            (Some(_), Ok(Some(layout))) => layout.to_string(),
+            (Some(target), Err(_)) => target.to_string(),
+        };
+        let observed = if self.state.enabled {
+            self.layout_of_whole().to_string()
+        } else {
+            "off".to_owned()
+        };
+        MigDecision {
+            hold,
+            progress: MigStatus {
+                wanted: bounded(wanted, MAX_LAYOUT_TEXT),
+                observed: bounded(observed, MAX_LAYOUT_TEXT),
+                phase,
+                reason,
+                since: None,
+                message: Some(bounded(message, MAX_MIG_MESSAGE)).filter(|message| !message.is_empty()),
+                attempts: 0,
+            },
+            work: None,
+            look_again: None,
+        }
+    }
+
+    /// Writes the layout of a change that no configuration wants any more.
+    fn recorded_text(&self) -> String {
+        let change = self.inputs.record.and_then(|record| record.change.as_ref());
+        match change.map(|change| &change.wanted).filter(|wanted| wanted.enabled) {
+            Some(wanted) => MigLayout::of_instances(&wanted.instances, &self.state.geometry).to_string(),
+            None => "off".to_owned(),
+        }
+    }
+
+    /// Says what goes and what comes.
+    fn next_text(&self, layout: &GpuLayout) -> String {
+        let going: Vec<_> = self.going(layout).map(|instance| instance.placed).collect();
+        let is_new = |placed: &&gpunode_mig::PlacedInstance| self.state.instance(placed).is_none();
+        let coming: Vec<_> = layout.instances.iter().filter(is_new).copied().collect();
+        let parts = [
+            (!going.is_empty()).then(|| format!("destroys {}", self.names(&going))),
+            (self.state.enabled != layout.enabled)
+                .then(|| format!("turns MIG {}", if layout.enabled { "on" } else { "off" })),
+            (!coming.is_empty()).then(|| format!("creates {}", self.names(&coming))),
+        ];
+        let parts: Vec<String> = parts.into_iter().flatten().collect();
+        if parts.is_empty() {
+            "compares the GPU with its layout".to_owned()
+        } else {
+            parts.join(", ")
+        }
+    }
+
+    fn names(&self, instances: &[gpunode_mig::PlacedInstance]) -> String {
+        let names = instances.iter().map(|placed| self.state.geometry.instance_name(placed));
+        names.collect::<Vec<_>>().join(", ")
+    }
+}
+
+fn changes_the_gpu(kind: WorkKind) -> bool {
+    matches!(kind, WorkKind::Apply | WorkKind::Restore | WorkKind::RollBack)
+}
+
+/// Lists names, at most [`MAX_NAMES`].
+fn listed(names: &BTreeSet<String>) -> String {
+    let first: Vec<&str> = names.iter().take(MAX_NAMES).map(String::as_str).collect();
+    match names.len().saturating_sub(MAX_NAMES) {
+        0 => first.join(", "),
+        more => format!("{} and {more} more", first.join(", ")),
+    }
+}
+
+/// Cuts a text at a number of characters.
+fn bounded(text: String, most: usize) -> String {
+    match text.char_indices().nth(most) {
+        Some((at, _)) => text.get(..at).unwrap_or_default().to_owned(),
+        None => text,
+    }
+}

@@ -1,0 +1,421 @@
+//! Decisions about the MIG layouts of all GPUs of the node, with what is known of them now. Pure.
+
+use crate::{
+    devices::state::DeviceSnapshot,
+    driver::hardware::{DriverState, Hardware},
+    health::{fault_text, node_health::NodeHealth},
+    mig::{executor::MigAttempts, record_file::MigRecords},
+};
+use gpunode_config::AgentConfig;
+use gpunode_crds::{MigPhase, MigStatus};
+use gpunode_gpu::{
+    AttemptHistory, AttemptResult, DeviceUsage, DeviceUse, Fault, Gpu, Inventory, LayoutHolds, LayoutTarget,
+    MigDecision, MigInputs, MigWork, WorkKind, decide,
+};
+use jiff::Timestamp;
+use std::collections::BTreeMap;
+
+/// Decisions about the layouts of the node's GPUs. Empty where no configuration has layouts.
+#[derive(Debug, Default)]
+pub struct NodeLayouts {
+    /// True if the configuration in force has layouts.
+    is_configured: bool,
+    /// Layouts of the configuration by UUID of the GPU.
+    targets: BTreeMap<String, LayoutTarget>,
+    /// Last attempts of the executor.
+    attempts: MigAttempts,
+    histories: BTreeMap<String, AttemptHistory>,
+    decisions: BTreeMap<String, MigDecision>,
+}
+
+/// Knowledge of the node that decisions depend on.
+#[derive(Clone, Copy, Debug)]
+pub struct LayoutInputs<'a> {
+    /// Last reading of the hardware.
+    pub hardware: &'a Hardware,
+    /// Holders and assignments of devices.
+    pub snapshot: &'a DeviceSnapshot,
+    /// Faults of devices.
+    pub health: &'a NodeHealth,
+    /// Hash of the configuration in force.
+    pub hash: &'a str,
+    /// True if its layouts are approved.
+    pub approved: bool,
+    /// Records of the GPUs; none before they are read.
+    pub records: Option<&'a MigRecords>,
+    /// Time of the decisions.
+    pub now: Timestamp,
+}
+
+/// A GPU that has reached another phase.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PhaseChange {
+    /// Index of the GPU.
+    pub gpu: u32,
+    /// UUID of the GPU.
+    pub uuid: String,
+    /// Progress since.
+    pub progress: MigStatus,
+    /// Phase before; none for the first decision.
+    pub before: Option<MigPhase>,
+}
+
+impl NodeLayouts {
+    /// Takes the configuration in force and the GPUs.
+    pub fn set_targets(&mut self, config: Option<&AgentConfig>, inventory: Option<&Inventory>) {
+        let groups = config
+            .and_then(|config| config.mig.as_ref())
+            .map_or(&[][..], |mig| &mig.layout);
+        self.is_configured = !groups.is_empty();
+        let gpus = inventory.map_or(&[][..], |inventory| &inventory.gpus);
+        let targets = gpus
+            .iter()
+            .filter_map(|gpu| Some((gpu.uuid.clone(), LayoutTarget::of(gpu, groups)?)));
+        self.targets = targets.collect();
+    }
+
+    /// Returns true if the GPUs' instances have to be known: the configuration has layouts, or a change is under way.
+    pub fn are_wanted(&self, records: Option<&MigRecords>) -> bool {
+        self.is_configured || records.is_some_and(|records| records.values().any(|record| record.change.is_some()))
+    }
+
+    /// Returns true if no GPU has a decision.
+    pub fn is_empty(&self) -> bool {
+        self.decisions.is_empty()
+    }
+
+    /// Takes the last attempts of the executor, of which at least one is new. Returns those that are over.
+    pub fn observe(&mut self, attempts: &MigAttempts, now: Timestamp) -> Vec<(WorkKind, AttemptResult)> {
+        // The same work had the same result again, and it began and ended between two looks.
+        let again = *attempts == self.attempts;
+        let ended = attempts.iter().filter(|(gpu, attempt)| {
+            attempt.result != AttemptResult::Running && (again || self.attempts.get(*gpu) != Some(attempt))
+        });
+        let ended = ended
+            .map(|(_, attempt)| (attempt.work.kind, attempt.result.clone()))
+            .collect();
+        self.histories.retain(|gpu, _| attempts.contains_key(gpu));
+        for (gpu, attempt) in attempts {
+            let history = self.histories.entry(gpu.clone()).or_default();
+            let listed = self.decisions.get(gpu).and_then(|decision| decision.work.as_ref());
+            history.observe(Some(attempt), again && listed == Some(&attempt.work), now);
+        }
+        self.attempts.clone_from(attempts);
+        ended
+    }
+
+    /// Decides about every GPU. Returns those that have reached another phase.
+    pub fn decide(&mut self, inputs: &LayoutInputs<'_>) -> Vec<PhaseChange> {
+        let (usage, none) = (usage(inputs.snapshot), AttemptHistory::default());
+        let gpus = inputs.hardware.inventory().map_or(&[][..], |inventory| &inventory.gpus);
+        let answers = inputs.hardware.driver == DriverState::Answers;
+        let decision = |gpu: &Gpu| {
+            let record = inputs.records?.get(&gpu.uuid);
+            let fault = inputs
+                .health
+                .faults
+                .as_ref()
+                .and_then(|faults| faults.gravest(&[&gpu.uuid]))
+                .filter(|fault| Fault::withholds(fault))
+                .map(fault_text::meaning);
+            let mut decision = decide(&MigInputs {
+                gpu,
+                target: self.targets.get(&gpu.uuid),
+                hash: inputs.hash,
+                usage: &usage,
+                fault: fault.as_deref(),
+                approved: inputs.approved,
+                record,
+                run: &inputs.hardware.run,
+                attempts: self.histories.get(&gpu.uuid).unwrap_or(&none),
+                now: inputs.now,
+            })?;
+            // A driver that is being replaced, or that another driver's plugin uses, is left alone.
+            if !answers || inputs.health.served_by_dra {
+                decision.work = None;
+            }
+            Some((gpu.uuid.clone(), decision))
+        };
+        let decisions: BTreeMap<String, MigDecision> = gpus.iter().filter_map(decision).collect();
+        let before = std::mem::replace(&mut self.decisions, decisions);
+        let changed = gpus.iter().filter_map(|gpu| {
+            let progress = &self.decisions.get(&gpu.uuid)?.progress;
+            let before = before.get(&gpu.uuid).map(|decision| decision.progress.phase);
+            (before != Some(progress.phase)).then(|| PhaseChange {
+                gpu: gpu.index,
+                uuid: gpu.uuid.clone(),
+                progress: progress.clone(),
+                before,
+            })
+        });
+        changed.collect()
+    }
+
+    /// Returns the work for the executor.
+    pub fn work(&self) -> Vec<MigWork> {
+        self.decisions
+            .values()
+            .filter_map(|decision| decision.work.clone())
+            .collect()
+    }
+
+    /// Returns the devices that no container may get, and the GPUs that have a layout.
+    pub fn holds(&self) -> LayoutHolds {
+        let mut holds = LayoutHolds::default();
+        for (gpu, decision) in &self.decisions {
+            holds.add(gpu, &decision.hold);
+            let phase = decision.progress.phase;
+            if phase != MigPhase::Unsupported {
+                holds.laid_out.insert(gpu.clone());
+            }
+            if matches!(phase, MigPhase::Blocked | MigPhase::Failed) {
+                holds.stuck.insert(gpu.clone());
+            }
+        }
+        holds
+    }
+
+    /// Returns the progress of each GPU by UUID.
+    pub fn progress(&self) -> BTreeMap<String, MigStatus> {
+        let of_gpu = |(gpu, decision): (&String, &MigDecision)| (gpu.clone(), decision.progress.clone());
+        self.decisions.iter().map(of_gpu).collect()
+    }
+
+    /// Returns the time of the next decision, if nothing happens before.
+    pub fn look_again(&self) -> Option<Timestamp> {
+        self.decisions.values().filter_map(|decision| decision.look_again).min()
+    }
+
+    /// Returns true while devices cannot be offered yet: nobody knows what the GPUs have, or what they had before.
+    pub fn are_awaited(&self, hardware: &Hardware, records: Option<&MigRecords>) -> bool {
+        let Some(reading) = &hardware.reading else {
+            return false;
+        };
+        self.is_configured && !reading.inventory.gpus.is_empty() && (records.is_none() || !reading.has_layouts)
+    }
+
+    /// Returns true while a GPU gets the instances from before a boot or a reset.
+    pub fn are_restored(&self) -> bool {
+        let is_restored = |(gpu, decision): (&String, &MigDecision)| {
+            let listed = decision.work.as_ref().map(|work| work.kind);
+            // The GPU is read again after the work.
+            let last = || self.attempts.get(gpu).map(|attempt| attempt.work.kind);
+            decision.progress.phase == MigPhase::Applying && listed.or_else(last) == Some(WorkKind::Restore)
+        };
+        self.decisions.iter().any(is_restored)
+    }
+
+    /// Returns true if nothing that was approved is left to do.
+    pub fn are_finished(&self, records: Option<&MigRecords>) -> bool {
+        let is_open = |decision: &MigDecision| {
+            let is_under_way = matches!(
+                decision.progress.phase,
+                MigPhase::AwaitingApproval | MigPhase::Applying | MigPhase::RebootRequired
+            );
+            is_under_way
+                || decision
+                    .work
+                    .as_ref()
+                    .is_some_and(|work| work.kind != WorkKind::Remember)
+        };
+        records.is_some_and(|records| records.values().all(|record| record.change.is_none()))
+            && !self.decisions.values().any(is_open)
+    }
+
+    /// Forgets the attempts of an executor that has ended, and all that was decided with them.
+    pub fn clear(&mut self) {
+        *self = Self {
+            is_configured: self.is_configured,
+            targets: std::mem::take(&mut self.targets),
+            ..Self::default()
+        };
+    }
+}
+
+/// Returns the use of the node's devices.
+fn usage(snapshot: &DeviceSnapshot) -> DeviceUsage {
+    let assigned = snapshot
+        .assignments
+        .keys()
+        .map(|device| (device.clone(), DeviceUse::Assigned));
+    let mut devices: BTreeMap<String, DeviceUse> = assigned.collect();
+    let held = snapshot.held_devices.iter();
+    devices.extend(held.map(|device| (device.clone(), DeviceUse::Held(Vec::new()))));
+    for holder in &snapshot.holders {
+        let pod = format!("{}/{}", holder.namespace, holder.pod);
+        match devices.get_mut(&holder.device) {
+            Some(DeviceUse::Held(pods)) => pods.push(pod),
+            _ => _ = devices.insert(holder.device.clone(), DeviceUse::Held(vec![pod])),
+        }
+    }
+    DeviceUsage {
+        is_known: snapshot.holders_unknown.is_none(),
+        devices,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::driver::nvml::DriverReading;
+    use gpunode_config::load;
+    use gpunode_crds::MigMode;
+    use gpunode_gpu::{ChangeRecord, DeviceHolder, GpuMigState, GpuVirtualization, MigAttempt, MigRecord};
+    use gpunode_mig::MigBoard;
+
+    fn hardware() -> Hardware {
+        let state = GpuMigState {
+            enabled: true,
+            pending: true,
+            mode_needs_reset: true,
+            virtualization: GpuVirtualization::None,
+            geometry: MigBoard::named("A100-80GB").unwrap().geometry,
+            instances: Vec::new(),
+        };
+        let gpu = |index, mig_state| Gpu {
+            index,
+            uuid: format!("GPU-{index}"),
+            mig_mode: Some(MigMode::Enabled),
+            mig_state,
+            ..Gpu::default()
+        };
+        Hardware {
+            driver: DriverState::Answers,
+            reading: Some(DriverReading {
+                inventory: Inventory {
+                    gpus: vec![gpu(0, Some(state.clone())), gpu(1, Some(state))],
+                    ..Inventory::default()
+                },
+                has_layouts: true,
+                ..DriverReading::default()
+            }),
+            ..Hardware::default()
+        }
+    }
+
+    fn layouts(hardware: &Hardware) -> NodeLayouts {
+        let config = load("mig: {strategy: Mixed, layout: [{devices: {indices: [0]}, instances: {7g.80gb: 1}}]}\n");
+        let mut layouts = NodeLayouts::default();
+        layouts.set_targets(Some(&config.unwrap()), hardware.inventory());
+        layouts
+    }
+
+    fn at(second: i64) -> Timestamp {
+        Timestamp::from_second(second).unwrap()
+    }
+
+    fn decide_at(layouts: &mut NodeLayouts, hardware: &Hardware, approved: bool, second: i64) -> Vec<PhaseChange> {
+        layouts.decide(&LayoutInputs {
+            hardware,
+            snapshot: &DeviceSnapshot::default(),
+            health: &NodeHealth::default(),
+            hash: "one",
+            approved,
+            records: Some(&MigRecords::new()),
+            now: at(second),
+        })
+    }
+
+    /// Publishes a result of the listed work.
+    fn answer(layouts: &mut NodeLayouts, result: AttemptResult, second: i64) -> usize {
+        let work = layouts.work().remove(0);
+        let attempt = MigAttempt { work, result };
+        layouts
+            .observe(&[("GPU-0".to_owned(), attempt)].into(), at(second))
+            .len()
+    }
+
+    #[test]
+    fn each_gpu_of_a_group_is_decided_on_and_no_other() {
+        let hardware = hardware();
+        let mut layouts = layouts(&hardware);
+        let [change] = decide_at(&mut layouts, &hardware, false, 0).try_into().unwrap();
+        assert_eq!(
+            (change.gpu, change.progress.phase, change.before),
+            (0, MigPhase::Waiting, None)
+        );
+        assert_eq!(layouts.work().len(), 1);
+        assert!(decide_at(&mut layouts, &hardware, false, 1).is_empty());
+        assert_eq!(answer(&mut layouts, AttemptResult::Clear, 2), 1);
+        let [change] = decide_at(&mut layouts, &hardware, false, 3).try_into().unwrap();
+        assert_eq!(
+            (change.progress.phase, change.before),
+            (MigPhase::AwaitingApproval, Some(MigPhase::Waiting))
+        );
+        assert!(!layouts.are_finished(Some(&MigRecords::new())));
+        let [change] = decide_at(&mut layouts, &hardware, true, 4).try_into().unwrap();
+        assert_eq!(change.progress.phase, MigPhase::Applying);
+        let waiting = Hardware {
+            driver: DriverState::Waiting(String::new()),
+            ..hardware
+        };
+        decide_at(&mut layouts, &waiting, true, 5);
+        assert!(layouts.work().is_empty(), "the driver is left alone");
+    }
+
+    #[test]
+    fn result_that_comes_again_unseen_counts_again() {
+        let hardware = hardware();
+        let mut layouts = layouts(&hardware);
+        let failed = || AttemptResult::Failed {
+            message: "disk full".to_owned(),
+        };
+        decide_at(&mut layouts, &hardware, false, 0);
+        assert_eq!(answer(&mut layouts, failed(), 0), 1);
+        decide_at(&mut layouts, &hardware, false, 0);
+        assert_eq!(layouts.look_again(), Some(at(10)));
+        decide_at(&mut layouts, &hardware, false, 10);
+        assert_eq!(answer(&mut layouts, failed(), 11), 1);
+        decide_at(&mut layouts, &hardware, false, 11);
+        assert_eq!(layouts.look_again(), Some(at(31)));
+    }
+
+    #[test]
+    fn nothing_is_offered_before_gpus_and_records_are_read() {
+        let hardware = hardware();
+        let layouts = layouts(&hardware);
+        let records = MigRecords::new();
+        assert!(layouts.are_awaited(&hardware, None));
+        assert!(!layouts.are_awaited(&hardware, Some(&records)));
+        let mut unread = hardware.clone();
+        unread.reading.as_mut().unwrap().has_layouts = false;
+        assert!(layouts.are_awaited(&unread, Some(&records)));
+        assert!(!NodeLayouts::default().are_awaited(&unread, None), "no layout, no wait");
+        assert!(!layouts.are_awaited(&Hardware::default(), None), "no GPU, no wait");
+    }
+
+    #[test]
+    fn change_under_way_is_followed_without_a_layout() {
+        let record = MigRecord {
+            change: Some(ChangeRecord::default()),
+            ..MigRecord::default()
+        };
+        let records: MigRecords = [("GPU-0".to_owned(), record)].into();
+        let layouts = NodeLayouts::default();
+        assert!(layouts.are_wanted(Some(&records)) && !layouts.are_finished(Some(&records)));
+        assert!(!layouts.are_wanted(Some(&MigRecords::new())) && !layouts.are_wanted(None));
+    }
+
+    #[test]
+    fn device_with_an_assignment_or_a_holder_is_not_free() {
+        let snapshot = DeviceSnapshot {
+            holders: vec![DeviceHolder {
+                namespace: "ml".to_owned(),
+                pod: "train".to_owned(),
+                device: "MIG-a".to_owned(),
+                ..DeviceHolder::default()
+            }],
+            held_devices: ["MIG-a".to_owned(), "MIG-b".to_owned()].into(),
+            holders_unknown: Some("no answer".to_owned()),
+            ..DeviceSnapshot::default()
+        };
+        let usage = usage(&snapshot);
+        assert!(!usage.is_known);
+        let held = |pods: &[&str]| DeviceUse::Held(pods.iter().map(|pod| (*pod).to_owned()).collect());
+        let expected = [
+            ("MIG-a".to_owned(), held(&["ml/train"])),
+            ("MIG-b".to_owned(), held(&[])),
+        ];
+        assert_eq!(usage.devices, expected.into());
+    }
+}

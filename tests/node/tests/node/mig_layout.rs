@@ -1,0 +1,369 @@
+//! MIG layouts: the agent divides GPUs, never under a pod, and whoever kills it finds the layout made all the same.
+
+use anyhow::{Context as _, Result};
+use gpunode_node_tests::{Agent, FakeKubelet, Lab, Node, until};
+use gpunode_scenario::{GpuProcess, MigState, MigUuids, ReturnCode, Scenario, Topology};
+use serde_json::Value;
+use std::{collections::BTreeMap, fs};
+
+const SMALL: &str = "nvidia.com/mig-1g.10gb";
+const MEDIUM: &str = "nvidia.com/mig-2g.20gb";
+const LARGE: &str = "nvidia.com/mig-4g.40gb";
+const GPU: &str = "nvidia.com/gpu";
+
+/// Profile ids of these boards.
+const PROFILE_1G: u32 = 19;
+const PROFILE_2G: u32 = 14;
+const PROFILE_4G: u32 = 5;
+
+const BEFORE: &str = "mig: {strategy: Mixed, layout: [{instances: {1g.10gb: 3, 4g.40gb: 1}}]}";
+const AFTER: &str = "mig: {strategy: Mixed, layout: [{instances: {1g.10gb: 1, 2g.20gb: 1, 4g.40gb: 1}}]}";
+
+/// Calls of the driver on the way from one layout to another.
+const CHANGES: [&str; 4] = [
+    "nvmlComputeInstanceDestroy",
+    "nvmlGpuInstanceDestroy",
+    "nvmlDeviceCreateGpuInstanceWithPlacement",
+    "nvmlGpuInstanceCreateComputeInstance",
+];
+
+fn node_of(board: &str, gpus: u32, uuids: MigUuids) -> Result<Node> {
+    let mut scenario = Scenario::new("layouts", board, gpus, Topology::NvSwitch);
+    scenario.mig_uuids = uuids;
+    let node = Node::new(scenario)?;
+    node.reboot("first")?;
+    Ok(node)
+}
+
+/// A node with one A100 of 80 GB.
+fn node() -> Result<Node> {
+    node_of("NVIDIA A100-SXM4-80GB", 1, MigUuids::Returning)
+}
+
+fn mig(node: &Node) -> Option<MigState> {
+    node.state().ok()?.driver().ok()?.mig.get(&0).cloned()
+}
+
+/// UUIDs by profile and first slice, as the driver has them.
+fn devices(node: &Node) -> BTreeMap<(u32, u32), String> {
+    let instances = mig(node).map(|mig| mig.instances).unwrap_or_default();
+    let device = |instance: gpunode_scenario::GpuInstanceRecord| {
+        let compute = instance.compute_instances.first()?;
+        Some(((instance.profile, instance.start), compute.uuid.clone()))
+    };
+    instances.into_iter().filter_map(device).collect()
+}
+
+/// Number of devices of a profile, and the ids that the kubelet may allocate, once they are equal.
+async fn offers(kubelet: &FakeKubelet, node: &Node, resource: &str, profile: u32) -> Result<Vec<String>> {
+    let of_profile = || -> Vec<String> {
+        let devices = devices(node).into_iter();
+        let mut uuids: Vec<_> = devices
+            .filter(|((of, _), _)| *of == profile)
+            .map(|(_, uuid)| uuid)
+            .collect();
+        uuids.sort();
+        uuids
+    };
+    until(&format!("{resource} has what the driver has"), || {
+        let healthy: Vec<String> = kubelet.endpoint(resource).healthy().into_iter().collect();
+        let offered = of_profile();
+        (!offered.is_empty() && healthy == offered).then_some(offered)
+    })
+    .await
+    .with_context(|| format!("the driver has {:?}, {:?}", of_profile(), kubelet.endpoint(resource)))
+}
+
+async fn offers_before(kubelet: &FakeKubelet, node: &Node) -> Result<()> {
+    assert_eq!(offers(kubelet, node, SMALL, PROFILE_1G).await?.len(), 3);
+    assert_eq!(offers(kubelet, node, LARGE, PROFILE_4G).await?.len(), 1);
+    Ok(())
+}
+
+async fn offers_after(kubelet: &FakeKubelet, node: &Node) -> Result<()> {
+    for (resource, profile) in [(SMALL, PROFILE_1G), (MEDIUM, PROFILE_2G), (LARGE, PROFILE_4G)] {
+        assert_eq!(offers(kubelet, node, resource, profile).await?.len(), 1, "{resource}");
+    }
+    assert_eq!(devices(node).len(), 3);
+    Ok(())
+}
+
+/// Waits for a log line of the GPU in a phase.
+async fn reaches(agent: &Agent, phase: &str) -> Result<String> {
+    agent.logs(&format!("\"phase\":\"{phase}\"")).await
+}
+
+#[tokio::test]
+async fn gpu_gets_its_layout_and_its_devices_are_advertised_with_cdi_names() -> Result<()> {
+    let config = format!("{BEFORE}\ndeviceListStrategy: [CdiCri, Envvar]");
+    let lab = Lab::start(node()?, &config)?;
+    offers_before(&lab.kubelet, &lab.node).await?;
+    assert!(lab.kubelet.messages(GPU).is_empty(), "the GPU was never offered whole");
+    lab.agent.await_ready().await?;
+    reaches(&lab.agent, "Applied").await?;
+    let admitted = lab.kubelet.admit("pod", "main", LARGE, 1).await?;
+    let expected = devices(&lab.node)[&(PROFILE_4G, 0)].clone();
+    assert_eq!(admitted.ids, [expected.as_str()]);
+    assert_eq!(admitted.response.envs["NVIDIA_VISIBLE_DEVICES"], expected);
+    let names: Vec<&str> = admitted
+        .response
+        .cdi_devices
+        .iter()
+        .map(|device| device.name.as_str())
+        .collect();
+    assert_eq!(names, [format!("gpunode.dev/gpu={expected}")]);
+    let file = lab.node.cdi_file()?.context("the CDI file")?.to_string();
+    assert!(file.contains(&expected), "{file}");
+    let metrics = lab.agent.get("/metrics").await?;
+    for series in [
+        r#"gpunode_agent_mig_gpus{phase="Applied"} 1"#,
+        r#"gpunode_agent_mig_instances{profile="1g.10gb"} 3"#,
+        r#"gpunode_agent_mig_attempts_total{result="done"} 1"#,
+        "gpunode_agent_mig_change_duration_seconds_count 1",
+    ] {
+        assert!(metrics.contains(series), "{series} in {metrics}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn only_what_must_go_goes_and_pods_keep_their_devices() -> Result<()> {
+    let mut lab = Lab::start(node()?, BEFORE)?;
+    offers_before(&lab.kubelet, &lab.node).await?;
+    let before = devices(&lab.node);
+    let large = lab.kubelet.admit("large", "main", LARGE, 1).await?.ids;
+    for pod in ["a", "b", "c"] {
+        lab.kubelet.admit(pod, "main", SMALL, 1).await?;
+    }
+    lab.kubelet.is_listed().await?;
+    lab.apply(AFTER)?;
+    reaches(&lab.agent, "Waiting").await?;
+    lab.agent.await_ready().await?;
+    // A pod that ends gives its device to nobody: two have to go, and three are held.
+    lab.kubelet.release("a");
+    let withdrawn = || (lab.kubelet.schedulable(SMALL) == 0).then_some(());
+    until("nobody can get the free device", withdrawn).await?;
+    assert_eq!(devices(&lab.node), before, "pods still hold two of the three");
+    lab.kubelet.release("b");
+    lab.kubelet.release("c");
+    offers_after(&lab.kubelet, &lab.node).await?;
+    assert_eq!(large, [devices(&lab.node)[&(PROFILE_4G, 0)].clone()]);
+    // Nothing is left to do, also for the next agent.
+    let record = fs::read_to_string(lab.node.state_dir().join("mig.json"))?;
+    let driver = mig(&lab.node).context("MIG")?;
+    lab.replace_agent().await?;
+    lab.agent.await_ready().await?;
+    offers_after(&lab.kubelet, &lab.node).await?;
+    assert_eq!(mig(&lab.node), Some(driver));
+    assert_eq!(fs::read_to_string(lab.node.state_dir().join("mig.json"))?, record);
+    assert_eq!(lab.kubelet.advertised_twice(), None);
+    Ok(())
+}
+
+#[tokio::test]
+async fn pods_on_instances_that_stay_never_notice() -> Result<()> {
+    let lab = Lab::start(node()?, BEFORE)?;
+    offers_before(&lab.kubelet, &lab.node).await?;
+    let large = lab.kubelet.admit("large", "main", LARGE, 1).await?.ids;
+    let small = lab.kubelet.admit("small", "main", SMALL, 1).await?.ids;
+    lab.kubelet.is_listed().await?;
+    let place = devices(&lab.node).into_iter().find(|(_, uuid)| small.contains(uuid));
+    let ((_, start), _) = place.context("the place of the small device")?;
+    lab.apply(AFTER)?;
+    if start != 6 {
+        // The 2g begins at 4, so that this one has to go.
+        reaches(&lab.agent, "Waiting").await?;
+        lab.kubelet.release("small");
+    }
+    offers_after(&lab.kubelet, &lab.node).await?;
+    assert_eq!(large, [devices(&lab.node)[&(PROFILE_4G, 0)].clone()]);
+    if start == 6 {
+        assert_eq!(small, [devices(&lab.node)[&(PROFILE_1G, 6)].clone()]);
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn gpu_that_a_pod_holds_waits_and_is_offered_to_nobody_else() -> Result<()> {
+    let lab = Lab::start(node()?, "mig: {strategy: Mixed}")?;
+    lab.kubelet.has(GPU, |endpoint| endpoint.healthy().len() == 1).await?;
+    lab.kubelet.admit("pod", "main", GPU, 1).await?;
+    lab.kubelet.is_listed().await?;
+    lab.apply(BEFORE)?;
+    let line = reaches(&lab.agent, "Waiting").await?;
+    let line: Value = serde_json::from_str(&line)?;
+    assert!(
+        line.to_string().contains("hold GPU 0") || line.to_string().contains("waits"),
+        "{line}"
+    );
+    assert_eq!(mig(&lab.node).map(|mig| mig.enabled).unwrap_or_default(), false);
+    lab.kubelet.release("pod");
+    offers_before(&lab.kubelet, &lab.node).await?;
+    assert!(lab.kubelet.endpoint(GPU).healthy().is_empty());
+    Ok(())
+}
+
+#[tokio::test]
+async fn process_of_nobody_blocks_a_change_until_it_ends() -> Result<()> {
+    let lab = Lab::start(node()?, BEFORE)?;
+    offers_before(&lab.kubelet, &lab.node).await?;
+    let state = mig(&lab.node).context("MIG")?;
+    let at = |start| {
+        state
+            .instances
+            .iter()
+            .find(|instance| instance.start == start)
+            .map(|instance| instance.id)
+    };
+    let instance = at(4).context("the instance at 4")?;
+    let process = GpuProcess {
+        pid: std::process::id(),
+        memory_mib: 100,
+        kind: gpunode_scenario::ProcessKind::Compute,
+        instance: Some((instance, 0)),
+    };
+    lab.node.state()?.update_gpu(0, |gpu| gpu.processes = vec![process])?;
+    lab.apply(AFTER)?;
+    let line = reaches(&lab.agent, "Blocked").await?;
+    assert!(line.contains(&std::process::id().to_string()), "{line}");
+    assert_eq!(mig(&lab.node).as_ref(), Some(&state));
+    lab.node.state()?.update_gpu(0, |gpu| gpu.processes.clear())?;
+    offers_after(&lab.kubelet, &lab.node).await
+}
+
+#[tokio::test]
+async fn change_that_fails_in_the_middle_is_tried_again_and_nothing_half_made_is_offered() -> Result<()> {
+    let lab = Lab::start(node()?, BEFORE)?;
+    offers_before(&lab.kubelet, &lab.node).await?;
+    let kept = devices(&lab.node)[&(PROFILE_4G, 0)].clone();
+    let create = "nvmlDeviceCreateGpuInstanceWithPlacement";
+    lab.node.state()?.fail(0, create, ReturnCode::Unknown)?;
+    lab.apply(AFTER)?;
+    reaches(&lab.agent, "Failed").await?;
+    assert_eq!(devices(&lab.node).len(), 2, "what has to go is gone");
+    lab.kubelet.advertises(LARGE, &[(&kept, true)]).await?;
+    lab.node.state()?.clear_failure(0, create)?;
+    offers_after(&lab.kubelet, &lab.node).await?;
+    assert_eq!(devices(&lab.node)[&(PROFILE_4G, 0)], kept);
+    Ok(())
+}
+
+/// Kills the agent after each call of the driver that changes MIG, and in the midst of the next one. Returns the number of kills.
+async fn kill_until_it_is_there(lab: &mut Lab, is_there: impl Fn(&Node) -> bool) -> Result<usize> {
+    let mut kills = 0;
+    let mut before = mig(&lab.node);
+    loop {
+        let next = || {
+            let now = mig(&lab.node);
+            (now != before || is_there(&lab.node)).then_some(now)
+        };
+        before = until("the driver makes another change", next).await?;
+        if is_there(&lab.node) {
+            return Ok(kills);
+        }
+        lab.replace_agent().await?;
+        kills += 1;
+    }
+}
+
+#[tokio::test]
+async fn agent_killed_at_every_step_ends_in_the_layout() -> Result<()> {
+    let mut lab = Lab::start(node()?, BEFORE)?;
+    offers_before(&lab.kubelet, &lab.node).await?;
+    let large = lab.kubelet.admit("large", "main", LARGE, 1).await?.ids;
+    lab.kubelet.is_listed().await?;
+    for call in CHANGES {
+        lab.node.state()?.delay(0, call, 200)?;
+    }
+    lab.apply(AFTER)?;
+    let is_there = |node: &Node| devices(node).keys().any(|(profile, _)| *profile == PROFILE_2G);
+    let kills = kill_until_it_is_there(&mut lab, is_there).await?;
+    assert!(kills >= 5, "two instances went and one came, in {kills} steps and one");
+    offers_after(&lab.kubelet, &lab.node).await?;
+    assert_eq!(
+        large,
+        [devices(&lab.node)[&(PROFILE_4G, 0)].clone()],
+        "the pod's device is the same"
+    );
+    assert_eq!(lab.kubelet.advertised_twice(), None);
+    Ok(())
+}
+
+#[tokio::test]
+async fn agent_killed_while_it_turns_mig_on_ends_in_the_layout() -> Result<()> {
+    let node = node()?;
+    for call in ["nvmlDeviceSetMigMode", CHANGES[2], CHANGES[3]] {
+        node.state()?.delay(0, call, 200)?;
+    }
+    let mut lab = Lab::start(node, BEFORE)?;
+    let kills = kill_until_it_is_there(&mut lab, |node| devices(node).len() == 4).await?;
+    assert!(
+        kills >= 7,
+        "the mode, and two calls for each of four instances: {kills}"
+    );
+    offers_before(&lab.kubelet, &lab.node).await
+}
+
+#[tokio::test]
+async fn instances_are_back_before_the_first_list_after_a_reboot() -> Result<()> {
+    for (board, uuids) in [
+        ("NVIDIA A100-SXM4-80GB", MigUuids::Returning),
+        ("NVIDIA H100 80GB HBM3", MigUuids::New),
+    ] {
+        let mut lab = Lab::start(node_of(board, 2, uuids)?, BEFORE)?;
+        lab.kubelet.has(SMALL, |endpoint| endpoint.healthy().len() == 6).await?;
+        lab.kubelet.has(LARGE, |endpoint| endpoint.healthy().len() == 2).await?;
+        let before = mig(&lab.node).context("MIG")?;
+        lab.kubelet.admit("pod", "main", LARGE, 1).await?;
+        lab.kubelet.is_listed().await?;
+        lab.agent.kill().await?;
+        lab.kubelet.release("pod");
+        lab.kubelet.stop();
+        lab.node.power_cycle("second")?;
+        let lists = lab.kubelet.messages(SMALL).len();
+        lab.kubelet.restart()?;
+        lab.agent = Agent::run(&lab.node)?;
+        until("the first list", || {
+            (lab.kubelet.messages(SMALL).len() > lists).then_some(())
+        })
+        .await?;
+        let after = mig(&lab.node).context("MIG after the reboot")?;
+        let places = |mig: &MigState| -> Vec<(u32, u32, u32)> {
+            let of = mig.instances.iter();
+            of.map(|instance| (instance.id, instance.profile, instance.start))
+                .collect()
+        };
+        assert_eq!(places(&after), places(&before), "{board}");
+        lab.kubelet.has(SMALL, |endpoint| endpoint.healthy().len() == 6).await?;
+        lab.kubelet.has(LARGE, |endpoint| endpoint.healthy().len() == 2).await?;
+        let first = &lab.kubelet.messages(SMALL)[lists];
+        assert_eq!(first.devices.len(), 6, "{board}: {first:?}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn agent_without_layouts_reads_and_writes_nothing_of_them() -> Result<()> {
+    let lab = Lab::start(node()?, "")?;
+    lab.kubelet.has(GPU, |endpoint| endpoint.healthy().len() == 1).await?;
+    lab.agent.await_ready().await?;
+    assert!(!lab.node.state_dir().join("mig.json").exists());
+    assert_eq!(mig(&lab.node), None);
+    Ok(())
+}
+
+#[tokio::test]
+async fn group_takes_its_gpus_and_leaves_the_others_as_they_are() -> Result<()> {
+    let config = "mig: {strategy: Mixed, layout: [{devices: {indices: [0]}, preset: all-balanced}]}";
+    let lab = Lab::start(node_of("NVIDIA A100-SXM4-80GB", 2, MigUuids::Returning)?, config)?;
+    lab.kubelet.has(SMALL, |endpoint| endpoint.healthy().len() == 2).await?;
+    lab.kubelet
+        .has("nvidia.com/mig-3g.40gb", |endpoint| endpoint.healthy().len() == 1)
+        .await?;
+    let second = lab.node.uuids()?.remove(1);
+    lab.kubelet.advertises(GPU, &[(&second, true)]).await?;
+    lab.apply("mig: {strategy: Mixed, layout: [{devices: {indices: [0]}, disabled: true}]}")?;
+    lab.kubelet.has(GPU, |endpoint| endpoint.healthy().len() == 2).await?;
+    assert_eq!(mig(&lab.node).map(|mig| mig.enabled), Some(false));
+    Ok(())
+}
