@@ -54,7 +54,7 @@ use crate::{
         outcomes::{OutcomeChange, OutcomeIndex, PolicyNodeStatuses},
         previews::PreviewPasses,
         summary::ClusterSummary,
-        sweep::{StatusHold, Sweep, SweepProgress},
+        sweep::{NewEdits, StatusHold, Sweep, SweepProgress},
         watched_policy::{UnreadablePolicy, deletions},
         work::{DaemonSetWrite, NodeWrite, PlannedWrite, PolicyStatusWrite, UnreadableStatusWrite, WorkKey},
     },
@@ -62,9 +62,9 @@ use crate::{
 };
 use gpunode_crds::{ConditionType, GpuDevice, GpuNodePolicy, GpuNodeStatus, NodeCounts, PolicyMode, Reason};
 use gpunode_plan::{
-    AgentPodSettings, DISCOVERY_NAME, GpuNodeFacts, NodeDrain, NodeFacts, NodePlan, PodEviction, Policy, PolicyTally,
-    RejectedPod, RolloutPermit, RolloutStage, policies_delete_rejected_pods, policy_daemonset_name, policy_missing,
-    policy_status, removal_paced, runs_discovery,
+    AgentPodSettings, DISCOVERY_NAME, GpuNodeFacts, NodeDrain, NodeFacts, NodePlan, PodEviction, Policy, PolicySet,
+    PolicyTally, RejectedPod, RolloutPermit, RolloutStage, has_startup_taint, is_released,
+    policies_delete_rejected_pods, policy_daemonset_name, policy_missing, policy_status, removal_paced, runs_discovery,
 };
 use jiff::Timestamp;
 use std::{
@@ -165,11 +165,14 @@ impl ClusterIndex {
             IndexMessage::Nodes(update) => {
                 let is_page = matches!(update, WatchUpdate::ListPage(_));
                 let deltas = self.objects.nodes.apply_watch(update);
-                if had_synced && is_page && !deltas.iter().all(same_node) {
+                if had_synced && is_page {
                     // The policies themselves may come later.
-                    self.find_removals(&BTreeSet::new(), now, effects);
+                    let changed = deltas.iter().filter(|delta| !same_node(delta));
+                    let nodes = changed.filter_map(|delta| delta.after.as_deref());
+                    let found = self.objects.find_removals_on(nodes, now);
+                    self.queue_removals(found, now, effects);
                 }
-                self.nodes_changed(&deltas, WorkClass::Urgent, now, effects);
+                self.nodes_changed(&deltas, node_class, now, effects);
             }
             IndexMessage::GpuNodes(update) => {
                 let deltas = self.objects.gpu_nodes.apply_watch(update);
@@ -206,11 +209,11 @@ impl ClusterIndex {
         match object {
             WrittenObject::Node(node) => {
                 let delta = self.objects.nodes.apply_write(*node, WriteKind::Update);
-                self.nodes_changed(delta.as_slice(), WorkClass::Ordinary, now, effects);
+                self.nodes_changed(delta.as_slice(), |_, _| WorkClass::Ordinary, now, effects);
             }
             WrittenObject::DeletedNode { name, version } => {
                 let delta = self.objects.nodes.apply_delete(&name, &version);
-                self.nodes_changed(delta.as_slice(), WorkClass::Ordinary, now, effects);
+                self.nodes_changed(delta.as_slice(), |_, _| WorkClass::Ordinary, now, effects);
             }
             WrittenObject::GpuNode(gpu_node, kind) => {
                 let delta = self.objects.gpu_nodes.apply_write(*gpu_node, kind);
@@ -342,11 +345,14 @@ impl ClusterIndex {
         effects: &mut Effects,
     ) {
         for policy in edited {
-            if is_preview(policy.after.as_ref()) && policy.after.is_some() {
-                self.previews.edit(&policy.name);
-                effects.queue(WorkKey::Previews);
-            } else {
+            let uid = |policy: &Option<Arc<GpuNodePolicy>>| policy.as_ref().map(|policy| policy.metadata.uid.clone());
+            let previewed = policy.after.as_ref().filter(|after| is_preview(Some(after)));
+            if previewed.is_none() || uid(&policy.before) != uid(&policy.after) {
                 self.previews.forget(&policy.name);
+            }
+            if let Some(after) = previewed {
+                self.previews.edit(&policy.name, after.metadata.generation);
+                effects.queue(WorkKey::Previews);
             }
         }
         let may_write = |policy: &&&ObjectDelta<GpuNodePolicy>| {
@@ -361,30 +367,38 @@ impl ClusterIndex {
         if names.is_empty() && knew_set {
             return;
         }
-        for policy in &names {
-            self.outcomes.await_plans(policy);
-        }
-        self.sweep.begin(self.nodes_to_plan(), &names, now);
-        let of_rollouts: Vec<&str> = edited
+        let of_rollouts = edited
             .iter()
-            .filter(|policy| names.contains(&policy.name) && changes_rollouts(policy))
-            .map(|policy| policy.name.as_str())
-            .collect();
-        self.hold_rollouts(&of_rollouts, knew_set);
-        self.begin_sweep(now, effects);
+            .filter(|policy| names.contains(&policy.name) && changes_rollouts(policy));
+        let edits = self.sweep.edit(&names, now);
+        edits.of_rollouts.extend(of_rollouts.map(|policy| policy.name.clone()));
+        edits.may_be_others |= !knew_set;
+        effects.queue(WorkKey::Sweep);
     }
 
-    /// Lets rollouts wait for the plans of those of their nodes whose stages an edit of the policies `edited` may
-    /// change; for all of their nodes unless `knew_set`.
-    fn hold_rollouts(&mut self, edited: &[&str], knew_set: bool) {
+    /// Begins one sweep with all edits that came since the last one: each looks at every node.
+    fn begin_edits(&mut self, now: Timestamp, effects: &mut Effects) {
+        let edits = self.sweep.begin(self.nodes_to_plan());
+        for policy in edits.policies.keys() {
+            self.outcomes.await_plans(policy);
+        }
+        self.hold_rollouts(&edits);
+        self.begin_sweep(now, effects);
+        self.advance_rollouts(effects);
+    }
+
+    /// Lets rollouts wait for the plans of those of their nodes whose stages an edit may change; for all of their nodes where
+    /// others than the known policies may have changed.
+    fn hold_rollouts(&mut self, edits: &NewEdits) {
         let Self {
             objects,
             outcomes,
             sweep,
             ..
         } = self;
-        let edited: Vec<_> = edited.iter().map(|name| (*name, objects.policy(name))).collect();
-        if knew_set && edited.is_empty() {
+        let edited = edits.of_rollouts.iter();
+        let edited: Vec<_> = edited.map(|name| (name.as_str(), objects.policy(name))).collect();
+        if edited.is_empty() && !edits.may_be_others {
             return;
         }
         for (node, statuses) in outcomes.policies_by_node() {
@@ -392,7 +406,7 @@ impl ClusterIndex {
             let concerns = |(name, spec): &(&str, Option<&Policy>)| {
                 statuses.iter().any(|(policy, _)| **policy == **name) || objects.may_concern(name, *spec, node)
             };
-            if !knew_set || edited.iter().any(concerns) {
+            if edits.may_be_others || edited.iter().any(concerns) {
                 sweep.hold(node, statuses.iter().map(|(policy, _)| policy));
             }
         }
@@ -440,11 +454,12 @@ impl ClusterIndex {
     fn nodes_changed(
         &mut self,
         deltas: &[ObjectDelta<NodeFacts>],
-        class: WorkClass,
+        class: impl Fn(&PolicySet, &ObjectDelta<NodeFacts>) -> WorkClass,
         now: Timestamp,
         effects: &mut Effects,
     ) {
-        for ObjectDelta { name, before, after } in deltas {
+        for delta in deltas {
+            let ObjectDelta { name, before, after } = delta;
             if matches!((before, after), (Some(before), Some(after)) if before.is_same_but_version(after)) {
                 continue;
             }
@@ -460,7 +475,10 @@ impl ClusterIndex {
                     self.count(name, statuses, now, effects);
                     self.advance_rollouts(effects);
                 }
-                None => self.mark(name, class, now, effects),
+                None => {
+                    let class = class(self.objects.set(), delta);
+                    self.mark(name, class, now, effects);
+                }
             }
         }
     }
@@ -566,7 +584,12 @@ impl ClusterIndex {
 
     /// Finds policies that are gone, and queues the removals of what they wrote.
     fn find_removals(&mut self, deleted: &BTreeSet<String>, now: Timestamp, effects: &mut Effects) {
-        for policy in self.objects.find_removals(deleted, self.daemonsets.policies(), now) {
+        let found = self.objects.find_removals(deleted, self.daemonsets.policies(), now);
+        self.queue_removals(found, now, effects);
+    }
+
+    fn queue_removals(&self, policies: Vec<String>, now: Timestamp, effects: &mut Effects) {
+        for policy in policies {
             // A removal from few nodes is done.
             let Some(next) = self.objects.removals.next(&policy) else {
                 continue;
@@ -641,9 +664,7 @@ impl ClusterIndex {
         }
         let statuses = plan.policy_statuses_after(self.refusals.get(name).map(String::as_str));
         self.count(name, statuses, now, effects);
-        if let Some(at) = plan.recheck {
-            effects.recheck(name, at);
-        }
+        effects.recheck(name, plan);
     }
 
     /// Observes which policies no longer select a node by its labels. A grace begins where the node changed: the policy
@@ -717,7 +738,7 @@ impl ClusterIndex {
                 None
             }
             WorkKey::Sweep => {
-                self.advance_sweep(effects);
+                self.advance_sweep(now, effects);
                 None
             }
             WorkKey::Previews => {
@@ -749,8 +770,11 @@ impl ClusterIndex {
         }
     }
 
-    /// Queues the next nodes of the sweep.
-    fn advance_sweep(&mut self, effects: &mut Effects) {
+    /// Begins the sweep with edits that came since, or queues its next nodes.
+    fn advance_sweep(&mut self, now: Timestamp, effects: &mut Effects) {
+        if self.sweep.has_new_edits() {
+            return self.begin_edits(now, effects);
+        }
         let nodes = self.sweep.next_slice();
         if nodes.is_empty() {
             return;
@@ -817,9 +841,7 @@ impl ClusterIndex {
         }
         self.outcomes.use_taint_permits(name, &taint_permits);
         // The queue has forgotten the moment with this turn of the node.
-        if let Some(at) = plan.recheck {
-            effects.recheck(name, at);
-        }
+        effects.recheck(name, &plan);
         Some(plan)
     }
 
@@ -878,7 +900,20 @@ impl ClusterIndex {
             None if policy.mode == PolicyMode::Preview => return None,
             tally => tally.unwrap_or(&no_nodes),
         };
-        let status = policy_status(policy, tally, &agents, object.status.as_ref(), now);
+        let mut status = policy_status(policy, tally, &agents, object.status.as_ref(), now);
+        if policy.mode == PolicyMode::Preview
+            && let Some(result) = self.previews.result(name)
+        {
+            // The spec may have changed since the pass began. Nothing is told twice about an earlier one.
+            let is_told = object
+                .status
+                .as_ref()
+                .is_some_and(|status| status.observed_generation == result.generation);
+            if result.generation != policy.generation && is_told {
+                return None;
+            }
+            status.set_generation(result.generation);
+        }
         (object.status.as_ref() != Some(&status)).then(|| PolicyStatusWrite {
             policy: object.clone(),
             status,
@@ -887,7 +922,7 @@ impl ClusterIndex {
 
     fn tally(&self, policy: &Policy) -> Option<&PolicyTally> {
         if policy.mode == PolicyMode::Preview {
-            self.previews.tally(&policy.name)
+            self.previews.result(&policy.name).map(|result| &result.tally)
         } else {
             self.outcomes.tally(&policy.name)
         }
@@ -918,9 +953,8 @@ impl ClusterIndex {
         for name in self.objects.unreadable_policies() {
             effects.queue(WorkKey::PolicyStatus(name.clone()));
         }
-        let previewed: Vec<String> = self.objects.previewed().cloned().collect();
-        for policy in previewed {
-            self.previews.edit(&policy);
+        for policy in self.objects.previewed() {
+            self.previews.edit(&policy.name, policy.generation);
             effects.queue(WorkKey::Previews);
         }
         self.sweep.begin_first(self.objects.nodes.names());
@@ -1048,6 +1082,25 @@ fn changes_rollouts(delta: &ObjectDelta<GpuNodePolicy>) -> bool {
 /// True for a policy in mode Preview, and for one that does not exist: neither writes to a node.
 fn is_preview(policy: Option<&Arc<GpuNodePolicy>>) -> bool {
     policy.is_none_or(|policy| policy.spec.mode() == PolicyMode::Preview)
+}
+
+/// Returns the class of a change of a Node: people wait for a node that joins or comes back, for taints, and for what they ask of
+/// its agent. Labels may change on all nodes at once.
+fn node_class(policies: &PolicySet, delta: &ObjectDelta<NodeFacts>) -> WorkClass {
+    let (Some(before), Some(after)) = (&delta.before, &delta.after) else {
+        return WorkClass::Urgent;
+    };
+    // What the scheduler knows changes with each configuration, and ends a startup taint.
+    let may_end_startup = before.allocatable != after.allocatable && has_startup_taint(policies, after);
+    let is_same = (&before.uid, &before.taints, before.ready, before.ready_since)
+        == (&after.uid, &after.taints, after.ready, after.ready_since)
+        && (&before.boot, &before.recovered) == (&after.boot, &after.recovered)
+        && is_released(before) == is_released(after);
+    if is_same && !may_end_startup {
+        WorkClass::Ordinary
+    } else {
+        WorkClass::Urgent
+    }
 }
 
 /// Returns the class of a change of a `GpuNode`: people wait for what follows from its GPUs, their health and the first

@@ -8,6 +8,7 @@
 //! | `event_series` | Kubernetes events: counts those that repeat |
 //! | `client` | client that waits when the API server asks for it, and keeps to a rate |
 //! | `retry_pace` | pauses between tries of something that should work for long |
+//! | `silent_streams` | finds that watches no longer follow, by their silence |
 //! | `jitter` | random parts of pauses |
 
 mod client;
@@ -16,6 +17,7 @@ mod http;
 mod jitter;
 mod on_change;
 mod retry_pace;
+mod silent_streams;
 mod start;
 
 pub use client::{RequestThrottle, paced_client, within};
@@ -24,4 +26,5 @@ pub use http::{StatusCode, TextResponse, serve};
 pub use jitter::random_up_to;
 pub use on_change::OnChange;
 pub use retry_pace::RetryPace;
+pub use silent_streams::SilentStreams;
 pub use start::{exit_code, run, start_log};

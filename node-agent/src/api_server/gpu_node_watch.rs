@@ -6,7 +6,7 @@
 
 use crate::api_server::gpu_node::{GpuNodeState, ObservedGpuNode, api};
 use futures::TryStreamExt as _;
-use gpunode_process::{RetryPace, random_up_to, within};
+use gpunode_process::{RetryPace, SilentStreams, random_up_to, within};
 use kube::{
     Api, Client,
     api::{ListParams, WatchEvent, WatchParams},
@@ -82,6 +82,7 @@ impl GpuNodeWatch {
             selector: format!("metadata.name={}", self.node_name),
             gpu_node: self.gpu_node,
             version: None,
+            silent_streams: SilentStreams::default(),
             pace: RetryPace::default(),
             is_failing: false,
         };
@@ -109,6 +110,7 @@ struct GpuNodeFollower {
     gpu_node: watch::Sender<GpuNodeState>,
     /// Version from which the next watch goes on; none if a list is needed first.
     version: Option<String>,
+    silent_streams: SilentStreams,
     pace: RetryPace,
     is_failing: bool,
 }
@@ -135,10 +137,16 @@ impl GpuNodeFollower {
             let event = timeout(silence, events.try_next()).await;
             let Ok(event) = event else {
                 // Where nobody writes GpuNodes an API server may have no bookmark to send. A dead connection shows when the next
-                // watch gets no answer.
+                // watch gets no answer; a version that lies in the future after a restore of etcd does not.
                 debug!("the watch of the GpuNode was silent; watching again");
+                if self.silent_streams.fell_silent() {
+                    self.version = None;
+                }
                 return Ok(());
             };
+            if matches!(event, Ok(Some(_))) {
+                self.silent_streams.received();
+            }
             match event.map_err(GpuNodeWatchError::Watch)? {
                 Some(WatchEvent::Added(object) | WatchEvent::Modified(object)) => {
                     self.version.clone_from(&object.metadata.resource_version);
@@ -148,7 +156,10 @@ impl GpuNodeFollower {
                     self.version = object.metadata.resource_version;
                     self.gpu_node.send_replace(GpuNodeState::Absent);
                 }
-                Some(WatchEvent::Bookmark(bookmark)) => self.version = Some(bookmark.metadata.resource_version),
+                Some(WatchEvent::Bookmark(bookmark)) => {
+                    self.silent_streams.bookmarked();
+                    self.version = Some(bookmark.metadata.resource_version);
+                }
                 Some(WatchEvent::Error(status)) => {
                     return Err(GpuNodeWatchError::Watch(kube::Error::Api(status)));
                 }

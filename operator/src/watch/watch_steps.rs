@@ -1,6 +1,6 @@
 //! Decides which request a watch makes next, and after which pause. No IO.
 
-use gpunode_process::random_up_to;
+use gpunode_process::{SilentStreams, random_up_to};
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -14,13 +14,6 @@ const SHORTEST_WATCH: Duration = Duration::from_secs(1);
 /// Longest pause that the API server can ask for. With up to a fifth more, and a request after it, it has to end before
 /// the kind counts as failing (`watch_health`): a busy API server must not cost a leader its Lease.
 const LONGEST_RETRY_AFTER: Duration = Duration::from_secs(30);
-/// Streams in a row that bring not even a bookmark, after which the kind is listed again. After a restore of etcd the
-/// version of a watch may lie in the future: the API server accepts the watch and passes on no event and no bookmark
-/// before its own versions get there (`process` in `pkg/storage/cacher/cache_watcher.go` of k8s.io/apiserver).
-const SILENT_STREAMS: u32 = 2;
-/// The same at an API server that has sent no bookmark yet, as one without a watch cache: there a quiet kind looks like
-/// that too, and costs one list in about nine minutes. Nodes of a large fleet are not quiet.
-const SILENT_STREAMS_WITHOUT_BOOKMARKS: u32 = 8;
 /// Most objects in a page: at first, and after each list whose continue token expired before its last page, which is
 /// five minutes after its first (`--etcd-compaction-interval`). A page of 2,500 Nodes has some 34 MB (13.5 kB each),
 /// and 20,000 Nodes are eight pages.
@@ -94,10 +87,7 @@ pub struct WatchSteps {
     failures: u32,
     /// Moment since which the watch works; `None` after a failure.
     works_since: Option<Instant>,
-    /// Streams in a row that ended for silence, without a line since.
-    silent_streams: u32,
-    /// True once the API server has sent a bookmark that ends no list.
-    has_bookmarks: bool,
+    silent_streams: SilentStreams,
 }
 
 impl WatchSteps {
@@ -109,8 +99,7 @@ impl WatchSteps {
             page_limit: PAGE_LIMITS[0],
             failures: 0,
             works_since: None,
-            silent_streams: 0,
-            has_bookmarks: false,
+            silent_streams: SilentStreams::default(),
         }
     }
 
@@ -126,19 +115,19 @@ impl WatchSteps {
 
     /// Records a line of a stream.
     pub fn received(&mut self) {
-        self.silent_streams = 0;
+        self.silent_streams.received();
     }
 
     /// Records a bookmark that ends no list.
     pub fn bookmarked(&mut self) {
-        self.has_bookmarks = true;
+        self.silent_streams.bookmarked();
     }
 
     /// Records that a list is whole.
     pub fn listed(&mut self, version: String) {
         self.step = WatchStep::Watch(version);
         self.lists_by_pages = false;
-        self.silent_streams = 0;
+        self.silent_streams.received();
     }
 
     /// Records up to which resourceVersion the watch has brought everything.
@@ -162,7 +151,9 @@ impl WatchSteps {
             }
             // A dead connection shows when the next request gets no answer.
             StepEnd::Silent if is_watch => {
-                self.count_silence();
+                if self.silent_streams.fell_silent() {
+                    self.list_again();
+                }
                 Duration::ZERO
             }
             StepEnd::Ended(after) if is_watch && after >= SHORTEST_WATCH => Duration::ZERO,
@@ -206,20 +197,6 @@ impl WatchSteps {
             WatchStep::StreamList | WatchStep::ListPage { token: None, .. } | WatchStep::Watch(_) => {}
         }
         self.pause(now)
-    }
-
-    /// Counts a silent stream, and lists again after too many.
-    fn count_silence(&mut self) {
-        self.silent_streams = self.silent_streams.saturating_add(1);
-        let bearable = if self.has_bookmarks {
-            SILENT_STREAMS
-        } else {
-            SILENT_STREAMS_WITHOUT_BOOKMARKS
-        };
-        if self.silent_streams >= bearable {
-            self.silent_streams = 0;
-            self.list_again();
-        }
     }
 
     /// True if such an end of the present request is in the course of things.

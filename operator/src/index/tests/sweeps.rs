@@ -1,6 +1,7 @@
 //! Plans of all nodes after an edit, and on a new leader.
 
 use super::*;
+use gpunode_plan::{PackedMap, TaintKey};
 
 const COUNT: usize = 100;
 
@@ -27,9 +28,14 @@ impl Scene {
         scene
     }
 
-    /// Applies a message and makes no plan.
+    /// Applies a message and makes no plan. The sweep begins with an edit.
     fn receive(&mut self, message: IndexMessage) {
-        self.go(|index, now, effects| index.apply(message, now, effects));
+        self.go(|index, now, effects| {
+            index.apply(message, now, effects);
+            if index.sweep.has_new_edits() {
+                index.begin_edits(now, effects);
+            }
+        });
     }
 
     fn receive_list<T>(&mut self, message: fn(WatchUpdate<T>) -> IndexMessage, objects: Vec<T>) {
@@ -79,6 +85,55 @@ fn edit_queues_nodes_a_slice_at_a_time_and_plans_none() {
         all.extend(slice);
     }
     assert_eq!(all, (0..COUNT).map(name).collect::<Vec<_>>());
+}
+
+#[test]
+fn edits_that_come_together_touch_no_node_before_the_sweep_begins_with_all_of_them() {
+    let mut scene = Scene::fleet(LABEL);
+    for edit in 0..30 {
+        let policy = scene.policy("p", &numbered(edit));
+        scene.go(|index, now, effects| {
+            index.apply(
+                IndexMessage::Policies(WatchUpdate::applied(policy.into())),
+                now,
+                effects,
+            );
+        });
+        assert_eq!(
+            (scene.index.sweep.waiting(), scene.queued().contains(&&sweep_key())),
+            (0, true)
+        );
+    }
+    assert_eq!(scene.planned_at(&sweep_key(), at(0)), None);
+    assert!(
+        scene.due_nodes().is_empty() && scene.queued().contains(&&sweep_key()),
+        "a turn of its own"
+    );
+    assert_eq!(scene.index.sweep.waiting(), COUNT);
+    let mut planned = Vec::new();
+    while scene.index.sweep.waiting() > 0 {
+        planned.extend(scene.plan_slice());
+    }
+    assert_eq!(planned, (0..COUNT).map(name).collect::<Vec<_>>(), "each once");
+}
+
+#[test]
+fn no_rollout_goes_on_between_an_edit_and_its_sweep() {
+    let mut scene = Scene::governed("{maxUnavailable: 1}");
+    scene.edit(&rollouts::spec(true, "{maxUnavailable: 1}"));
+    for name in ["d", "c", "b"] {
+        scene.node_write(name);
+    }
+    // A permit for the first node is due with its plan.
+    edit_other_without_sweep(&mut scene, "{nodeSelector: {}, labels: {x: y}}");
+    for name in ["a", "b", "c", "d"] {
+        assert!(!scene.work_on(name), "{name}");
+    }
+    assert_eq!(scene.planned_at(&sweep_key(), at(0)), None);
+    for name in ["d", "c", "b"] {
+        assert!(!scene.work_on(name), "{name}");
+    }
+    assert!(scene.work_on("a"), "every node is planned with the edits");
 }
 
 #[test]
@@ -253,6 +308,13 @@ fn rollout_of_an_edited_policy_grants_nothing_before_every_node_is_planned() {
     }
 }
 
+/// Sets another policy and makes no plan; the sweep begins in its own turn.
+fn edit_other_without_sweep(scene: &mut Scene, spec: &str) {
+    let policy = scene.policy("q", spec);
+    let message = IndexMessage::Policies(WatchUpdate::applied(policy.into()));
+    scene.go(|index, now, effects| index.apply(message, now, effects));
+}
+
 /// Sets another policy and makes no plan.
 fn edit_other(scene: &mut Scene, spec: &str) {
     let policy = scene.policy("q", spec);
@@ -371,23 +433,95 @@ fn node_that_moves_to_another_policy_and_back_during_a_sweep_keeps_its_configura
     assert!(rollouts.all(|rollout| rollout.progress().is_none()), "nobody waits");
 }
 
+impl Scene {
+    /// Class in which the last change queued node `a`.
+    fn class_of_a(&self) -> Option<WorkClass> {
+        let queued = self.effects.queued.iter().find(|queued| queued.key == node("a"));
+        queued.map(|queued| queued.class)
+    }
+}
+
 #[test]
-fn health_new_nodes_and_labels_are_urgent_and_the_progress_of_agents_is_not() {
+fn what_people_wait_for_on_a_node_is_urgent_and_labels_are_not() {
     let mut scene = Scene::governed("{}");
-    let class = |scene: &Scene| {
-        scene
-            .effects
-            .queued
-            .iter()
-            .find(|it| it.key == node("a"))
-            .map(|it| it.class)
+    let mut facts = scene.known("a");
+    let mut class_after = |edit: &dyn Fn(&mut NodeFacts)| {
+        edit(&mut facts);
+        facts.resource_version = scene.next_version();
+        scene.receive(IndexMessage::Nodes(WatchUpdate::applied(facts.clone())));
+        scene.class_of_a()
     };
-    let facts = NodeFacts {
-        recovered: Some("1970-01-01T00:00:00Z".to_owned()),
-        ..scene.known("a")
+    let taint = |key: &str| Taint {
+        id: TaintKey {
+            key: key.to_owned(),
+            effect: "NoSchedule".to_owned(),
+        },
+        value: String::new(),
     };
-    scene.receive(IndexMessage::Nodes(WatchUpdate::applied(facts)));
-    assert_eq!(class(&scene), Some(WorkClass::Urgent));
+    let allocate = |node: &mut NodeFacts, count: u64| {
+        node.allocatable = Arc::new(BTreeMap::from([("nvidia.com/gpu".to_owned(), count)]));
+    };
+    let labels = |node: &mut NodeFacts, more: &[(&str, &str)]| {
+        let mut labels = node.labels.to_map();
+        labels.extend(more.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())));
+        node.labels = PackedMap::from(&labels);
+    };
+    let (urgent, ordinary) = (Some(WorkClass::Urgent), Some(WorkClass::Ordinary));
+    assert_eq!(
+        class_after(&|node| labels(node, &[("example.com/pool", "a")])),
+        ordinary
+    );
+    assert_eq!(class_after(&|node| allocate(node, 3)), ordinary);
+    assert_eq!(
+        class_after(&|node| labels(node, &[("gpunode.dev/release", "true")])),
+        urgent
+    );
+    assert_eq!(
+        class_after(&|node| node.recovered = Some("1970-01-01T00:00:00Z".to_owned())),
+        urgent
+    );
+    assert_eq!(class_after(&|node| node.ready = !node.ready), urgent);
+    assert_eq!(class_after(&|node| node.boot = "another".to_owned()), urgent);
+    assert_eq!(
+        class_after(&|node| node.taints = vec![taint(gpunode_crds::NOT_READY_TAINT)]),
+        urgent
+    );
+    assert_eq!(
+        class_after(&|node| allocate(node, 4)),
+        urgent,
+        "the startup taint may end"
+    );
+    assert_eq!(class_after(&|node| node.uid = "another".to_owned()), urgent);
+    let deleted = deleted(&scene.known("a"));
+    scene.receive(IndexMessage::Nodes(WatchUpdate::Deleted(deleted)));
+    assert_eq!(scene.class_of_a(), urgent);
+}
+
+#[test]
+fn labels_of_a_list_that_begins_again_are_ordinary() {
+    let mut scene = Scene::fleet(LABEL);
+    let nodes = scene.index.objects.nodes.iter().map(|node| (**node).clone());
+    let mut nodes: Vec<NodeFacts> = nodes.collect();
+    for node in &mut nodes {
+        node.labels = PackedMap::from(&BTreeMap::from([("pool".to_owned(), "b".to_owned())]));
+        node.resource_version = scene.next_version();
+    }
+    scene.go(|index, now, effects| {
+        for update in IndexMessage::list(IndexMessage::Nodes, nodes) {
+            index.apply(update, now, effects);
+        }
+    });
+    let queued = scene.effects.queued.iter();
+    let classes: Vec<_> = queued
+        .filter(|queued| matches!(queued.key, WorkKey::Node(_)))
+        .map(|queued| queued.class)
+        .collect();
+    assert_eq!(classes, [WorkClass::Ordinary; COUNT]);
+}
+
+#[test]
+fn health_is_urgent_and_the_progress_of_agents_is_not() {
+    let mut scene = Scene::governed("{}");
     let mut gpu_node = (**scene.index.objects.gpu_nodes.get("a").unwrap()).clone();
     let mut receive = |scene: &mut Scene, edit: &dyn Fn(&mut GpuNodeStatus)| {
         edit(Arc::make_mut(gpu_node.status.as_mut().unwrap()));
@@ -395,9 +529,31 @@ fn health_new_nodes_and_labels_are_urgent_and_the_progress_of_agents_is_not() {
         scene.receive(IndexMessage::GpuNodes(WatchUpdate::applied(gpu_node.clone())));
     };
     receive(&mut scene, &|status| status.config_hash = Some("another".to_owned()));
-    assert_eq!(class(&scene), Some(WorkClass::Ordinary));
+    assert_eq!(scene.class_of_a(), Some(WorkClass::Ordinary));
     receive(&mut scene, &|status| {
         status.gpus.push(gpunode_crds::GpuDevice::default());
     });
-    assert_eq!(class(&scene), Some(WorkClass::Urgent));
+    assert_eq!(scene.class_of_a(), Some(WorkClass::Urgent));
+}
+
+#[test]
+fn recheck_is_urgent_for_a_health_taint_alone() {
+    let at = |second| Timestamp::from_second(second).unwrap();
+    let plan = |recheck, urgent_recheck| NodePlan {
+        recheck: Some(at(recheck)),
+        urgent_recheck,
+        ..NodePlan::default()
+    };
+    let queued = |plan: &NodePlan| {
+        let mut effects = Effects::default();
+        effects.recheck("a", plan);
+        let queued = effects.queued.into_iter();
+        queued.map(|queued| (queued.class, queued.at)).collect::<Vec<_>>()
+    };
+    let (ordinary, urgent) = (WorkClass::Ordinary, WorkClass::Urgent);
+    assert_eq!(queued(&plan(5, None)), [(ordinary, Some(at(5)))]);
+    assert_eq!(queued(&plan(5, Some(at(5)))), [(urgent, Some(at(5)))]);
+    let both = [(ordinary, Some(at(5))), (urgent, Some(at(9)))];
+    assert_eq!(queued(&plan(5, Some(at(9)))), both);
+    assert_eq!(queued(&NodePlan::default()), []);
 }
