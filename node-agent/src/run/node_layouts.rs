@@ -205,12 +205,12 @@ impl NodeLayouts {
         self.decisions.iter().any(is_restored)
     }
 
-    /// Returns true if nothing that was approved is left to do.
+    /// Returns true if nothing that was approved is left to do. A change that failed is not over: it stops the rollout.
     pub fn are_finished(&self, records: Option<&MigRecords>) -> bool {
         let is_open = |decision: &MigDecision| {
             let is_under_way = matches!(
                 decision.progress.phase,
-                MigPhase::AwaitingApproval | MigPhase::Applying | MigPhase::RebootRequired
+                MigPhase::AwaitingApproval | MigPhase::Applying | MigPhase::RebootRequired | MigPhase::Failed
             );
             is_under_way
                 || decision
@@ -368,6 +368,20 @@ mod tests {
         assert_eq!(answer(&mut layouts, failed(), 11), 1);
         decide_at(&mut layouts, &hardware, false, 11);
         assert_eq!(layouts.look_again(), Some(at(31)));
+    }
+
+    #[test]
+    fn approved_change_that_failed_before_its_first_call_is_not_finished() {
+        let hardware = hardware();
+        let mut layouts = layouts(&hardware);
+        decide_at(&mut layouts, &hardware, true, 0);
+        answer(&mut layouts, AttemptResult::Clear, 1);
+        decide_at(&mut layouts, &hardware, true, 1);
+        let message = "disk full".to_owned();
+        answer(&mut layouts, AttemptResult::Failed { message }, 2);
+        let [change] = decide_at(&mut layouts, &hardware, true, 2).try_into().unwrap();
+        assert_eq!(change.progress.phase, MigPhase::Failed);
+        assert!(!layouts.are_finished(Some(&MigRecords::new())));
     }
 
     #[test]
