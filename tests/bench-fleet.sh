@@ -8,6 +8,9 @@ cluster=bench-fleet
 log=target/bench-fleet-index.log
 nodes=${NODES:-5000}
 bench=target/release/gpunode-bench-fleet
+# The document has figures of whole runs with 5,000 nodes.
+document=()
+if [ -n "${TABLE:-}" ] || [ "$nodes" = 5000 ]; then document=(--document docs/scale.md); fi
 
 say() { printf '\n######## %s (at %d s)\n' "$*" "$SECONDS"; }
 # True if a part is asked for, by name or as one of all.
@@ -22,7 +25,7 @@ if is_wanted index; then
   # One arena, as in the image of the operator.
   MALLOC_ARENA_MAX=1 cargo test --release --locked -q -p gpunode-operator --bins -- \
     --ignored --exact --nocapture index::tests::scale::index_of_20000_nodes_and_50_policies | tee "$log"
-  "$bench" --index "$log" --document docs/scale.md
+  "$bench" --index "$log" "${document[@]}"
 fi
 # The parts that need a cluster.
 only=,${ONLY:-},
@@ -33,11 +36,9 @@ only=${only%,}
 
 say "build of the operator and of the cluster"
 cargo build --release --locked -p gpunode-operator -p gpunode-cluster
-arguments=(--cluster "$cluster" --nodes "$nodes" --silent-one-in "${SILENT:-500}")
+arguments=(--cluster "$cluster" --nodes "$nodes" --silent-one-in "${SILENT:-500}" "${document[@]}")
 [ -z "$only" ] || arguments+=(--only "$only")
 [ -z "${TABLE:-}" ] || arguments+=(--table)
-# The document has figures of a whole run with 5,000 nodes.
-if [ -n "${TABLE:-}" ] || [ "$nodes" = 5000 ]; then arguments+=(--document docs/scale.md); fi
 stop() { [ -n "${KEEP:-}" ] || target/release/gpunode-cluster down --name "$cluster"; }
 trap stop EXIT
 say "cluster"

@@ -44,12 +44,13 @@ pub struct OperatorArgs {
     #[arg(long, env = "GPU_LABELS", default_value_t = true, action = clap::ArgAction::Set)]
     pub gpu_labels: bool,
 
-    /// Requests per second to the API server, without those for the Lease. 0: no limit, since the API server itself
-    /// limits its clients by priority and fairness.
+    /// Writes, evictions and events per second, with the reads of single objects and pods that belong to them. Lists and
+    /// watches of the caches and requests for the Lease do not count. 0: no limit, since the API server itself limits its
+    /// clients by priority and fairness.
     #[arg(long, env = "CLIENT_QPS", default_value_t = 0)]
     pub client_qps: u32,
 
-    /// Requests that may go at once after a pause, if `--client-qps` is set. 0: as many as in one second.
+    /// Number of these requests that may go at once after a pause, if --client-qps is set. 0: as many as in one second.
     #[arg(long, env = "CLIENT_BURST", default_value_t = 0)]
     pub client_burst: u32,
 
@@ -57,12 +58,12 @@ pub struct OperatorArgs {
     #[arg(long, env = "LEASE_DURATION", default_value = "15s", value_parser = duration)]
     pub lease_duration: Duration,
 
-    /// Time after a renewal of the Lease in which the leader may begin a write; shorter than --lease-duration. The
-    /// leader renews in half of this time.
+    /// Time after a renewal of the Lease in which the leader may begin writes; shorter than --lease-duration. The
+    /// leader renews the Lease after half of this time.
     #[arg(long, env = "RENEW_DEADLINE", default_value = "10s", value_parser = duration)]
     pub renew_deadline: Duration,
 
-    /// Time between a standby's reads of the Lease, and until a failed request for it is sent again; shorter than
+    /// Pause between a standby's reads of the Lease, and between tries of a failed Lease request; shorter than
     /// --renew-deadline / 1.2.
     #[arg(long, env = "RETRY_PERIOD", default_value = "2s", value_parser = duration)]
     pub retry_period: Duration,
