@@ -31,6 +31,9 @@ const PAGE: usize = 100;
 /// Longest silence of a stream. The API server sends a bookmark about every minute (`defaultBookmarkFrequency` in
 /// `pkg/storage/cacher/cacher.go` of k8s.io/apiserver).
 const SILENCE: Duration = Duration::from_secs(70);
+/// Longest silence within a streaming list: after it, a list by pages has the time to begin before a kind that cannot be listed
+/// costs the leader its Lease (`watch_health`).
+const LIST_SILENCE: Duration = Duration::from_secs(25);
 /// Annotation of the bookmark at the end of a streaming list.
 const LIST_END: &str = "k8s.io/initial-events-end";
 
@@ -292,7 +295,8 @@ impl<K: Resource + DeserializeOwned, T, M> WatchSession<'_, K, T, M> {
         }
         self.record_contact();
         loop {
-            let line = timeout(SILENCE, body.next_line()).await;
+            let silence = if is_list { LIST_SILENCE } else { SILENCE };
+            let line = timeout(silence, body.next_line()).await;
             if !is_list && self.watch.wants_list() {
                 return Ok(StepEnd::Expired);
             }

@@ -80,9 +80,11 @@ impl WriteError {
         self.answer().is_some_and(Status::is_not_found)
     }
 
-    /// Says why the API server refuses this very write; `None` if it could not be asked or is too busy.
+    /// Says why the API server refuses this very write; `None` if it could not be asked, is too busy, or may have written it:
+    /// with a 500 or 502 the answer can be lost and the write in force.
     pub fn refusal(&self) -> Option<String> {
-        let answer = self.answer().filter(|answer| !matches!(answer.code, 429 | 503 | 504))?;
+        let is_refusal = |code| matches!(code, 400..500) && !matches!(code, 401 | 408 | 429);
+        let answer = self.answer().filter(|answer| is_refusal(answer.code))?;
         (!self.is_conflict()).then(|| format!("{self}: {}", answer.message))
     }
 

@@ -305,7 +305,7 @@ async fn refusal_holds_until_the_api_server_answers_again() {
     let bare = json!({"metadata": {"name": "n", "uid": "u", "resourceVersion": "1"}});
     let labels = policy(&json!({"nodeSelector": {}, "labels": {"x": "y"}}));
     let mut scene = Scene::new(503, vec![labels], &bare, vec![]);
-    for (code, failed) in [(503, 0), (403, 1), (503, 1), (409, 1), (429, 1)] {
+    for (code, failed) in [(503, 0), (500, 0), (401, 0), (403, 1), (502, 1), (409, 1), (429, 1)] {
         scene.writer.client = client(code, Requests::default());
         assert_ne!(scene.reconcile().await, WriteResult::Accepted);
         assert_eq!(scene.index.node_counts()[0].1.failed, failed, "{code}");
