@@ -196,13 +196,7 @@ impl NodeLayouts {
 
     /// Returns true while a GPU gets the instances from before a boot or a reset.
     pub fn are_restored(&self) -> bool {
-        let is_restored = |(gpu, decision): (&String, &MigDecision)| {
-            let listed = decision.work.as_ref().map(|work| work.kind);
-            // The GPU is read again after the work.
-            let last = || self.attempts.get(gpu).map(|attempt| attempt.work.kind);
-            decision.progress.phase == MigPhase::Applying && listed.or_else(last) == Some(WorkKind::Restore)
-        };
-        self.decisions.iter().any(is_restored)
+        self.decisions.values().any(|decision| decision.is_restored)
     }
 
     /// Returns true if nothing that was approved is left to do. A change that failed is not over: it stops the rollout.

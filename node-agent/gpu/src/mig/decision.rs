@@ -77,6 +77,8 @@ pub struct MigDecision {
     pub work: Option<MigWork>,
     /// Time of the next decision, if nothing else happens before.
     pub look_again: Option<Timestamp>,
+    /// True while the GPU gets back what it had before a boot or a reset, which is soon: the first devices of the node wait for it.
+    pub is_restored: bool,
 }
 
 /// Decides about a GPU. None if no layout concerns it, or if the driver has not told its instances yet.
@@ -142,6 +144,7 @@ impl GpuCase<'_> {
             let hold = self.hold_for(&done.work.layout, done.work.kind == WorkKind::Restore);
             let mut decision = self.decision(hold, MigPhase::Applying, None, message.to_owned());
             decision.look_again = done.at.saturating_add(READING).ok();
+            decision.is_restored = done.work.kind == WorkKind::Restore;
             return decision;
         }
         if let Some(change) = change {
@@ -206,6 +209,7 @@ impl GpuCase<'_> {
         };
         // Listed until it is over.
         decision.work = Some(work.clone());
+        decision.is_restored = work.kind == WorkKind::Restore;
         decision
     }
 
@@ -287,7 +291,9 @@ impl GpuCase<'_> {
             return self.unhealthy(hold, fault);
         }
         if let Some(obstruction) = self.obstruction(layout) {
-            return self.waiting(hold, layout, &obstruction);
+            let mut decision = self.waiting(hold, layout, &obstruction);
+            decision.is_restored = obstruction.is_unknown;
+            return decision;
         }
         let hash = self.inputs.hash;
         let work = self.work(WorkKind::Restore, hash, layout.clone());
@@ -311,6 +317,7 @@ impl GpuCase<'_> {
                 let message = format!("makes the instances from before the boot or reset again: {instances}");
                 let mut decision = self.decision(hold, MigPhase::Applying, None, message);
                 decision.work = Some(work);
+                decision.is_restored = true;
                 decision
             }
         };
@@ -656,6 +663,7 @@ impl GpuCase<'_> {
             },
             work: None,
             look_again: None,
+            is_restored: false,
         }
     }
 

@@ -574,6 +574,12 @@ fn layout_lost_by_a_reboot_comes_back_before_anything_else_and_without_approval(
     let mut reset = case(divided(&[]), &[("1g.10gb", 1), ("4g.40gb", 1)]);
     reset.record.as_mut().unwrap().run = run("first");
     assert_eq!(reset.decided(), restore, "a reset in the same boot");
+    // The first devices of the node wait for it, also while the kubelet does not answer.
+    let mut lost_mode = case(undivided(), &[("7g.80gb", 1)]);
+    assert!(lost_mode.decide().unwrap().is_restored);
+    lost_mode.usage.is_known = false;
+    assert_eq!(lost_mode.decided(), "Waiting holds GPU");
+    assert!(lost_mode.decide().unwrap().is_restored);
     // Nothing is free before the kubelet answers, and nothing has to be: there is no device.
     let mut early = case(divided(&[]), &[("1g.10gb", 1), ("4g.40gb", 1)]);
     early.usage.is_known = false;
@@ -590,6 +596,7 @@ fn layout_that_cannot_come_back_leaves_the_gpu_without_devices() {
     let case = Case::new(divided(&[]), target(&[("4g.40gb", 1)])).recorded(record);
     let mut case = case.answer(0, failed());
     assert_eq!(case.decided(), "Failed/DriverError holds GPU again at 10");
+    assert!(!case.decide().unwrap().is_restored, "the other GPUs do not wait for it");
     assert_eq!(
         case.message(),
         "create 2g.20gb@4: insufficient resources; the GPU offers nothing until it has its instances again"
