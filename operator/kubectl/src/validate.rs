@@ -28,6 +28,7 @@ pub use kinds::KnownKinds;
 pub use problem::DocumentProblem;
 pub use report::{DocumentReport, ValidationResult, print, text};
 pub use source::SourceText;
+pub(crate) use source::read_file;
 
 use crate::cli::ValidateArgs;
 use repeated::refuse_repeated_names;
