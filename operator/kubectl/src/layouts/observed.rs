@@ -30,8 +30,16 @@ impl fmt::Display for GpuLayout {
 }
 
 impl GpuLayout {
+    /// Returns the number of instances of each profile; none without MIG.
+    pub fn instances(&self) -> Option<&BTreeMap<String, u32>> {
+        match self {
+            Self::Off => None,
+            Self::Instances(counts) => Some(counts),
+        }
+    }
+
     /// Parses a layout of the status.
-    fn parse(text: &str) -> Option<Self> {
+    pub fn parse(text: &str) -> Option<Self> {
         let part = |part: &str| {
             let (profile, count) = part.split_once(':')?;
             Some((profile.to_owned(), count.parse().ok()?))
