@@ -162,21 +162,20 @@ impl Problems {
             Some(filter) => self.device_ids(&child(path, "device-filter"), filter),
             None => Vec::new(),
         };
-        let indices = match fields.get("devices") {
-            Some(devices) => self.indices(&child(path, "devices"), devices),
-            None => {
-                self.add(
-                    child(path, "devices"),
-                    "is missing; write `devices: all`, or a list of indices",
-                );
-                None
-            }
+        let indices = if let Some(devices) = fields.get("devices") {
+            self.indices(&child(path, "devices"), devices)
+        } else {
+            self.add(
+                child(path, "devices"),
+                "is missing; write `devices: all`, or a list of indices",
+            );
+            None
         };
         let is_enabled = fields.get("mig-enabled").and_then(|enabled| enabled.as_bool());
         if is_enabled.is_none() {
             self.add(child(path, "mig-enabled"), "must be true or false");
         }
-        let instances = self.instances(
+        let layout = self.layout(
             &child(path, "mig-devices"),
             fields.get("mig-devices").copied(),
             is_enabled?,
@@ -189,9 +188,7 @@ impl Problems {
             };
             MigGroup {
                 devices: Some(devices).filter(|devices| *devices != MigGpuSelector::default()),
-                disabled: instances.is_none().then_some(true),
-                instances: instances.clone(),
-                preset: None,
+                ..layout.clone()
             }
         };
         if ids.is_empty() {
@@ -262,13 +259,8 @@ impl Problems {
         indices
     }
 
-    /// Returns the wanted instances, or none inside for MIG off.
-    fn instances(
-        &mut self,
-        path: &str,
-        devices: Option<&Value>,
-        is_enabled: bool,
-    ) -> Option<Option<BTreeMap<String, i32>>> {
+    /// Returns the layout of an entry, for every GPU.
+    fn layout(&mut self, path: &str, devices: Option<&Value>, is_enabled: bool) -> Option<MigGroup> {
         let devices = devices.filter(|devices| !devices.is_null());
         let empty = Mapping::new();
         let Some(mapping) = devices.map_or(Some(&empty), Value::as_mapping) else {
@@ -276,7 +268,12 @@ impl Problems {
             return None;
         };
         match (is_enabled, devices) {
-            (false, _) if mapping.is_empty() => return Some(None),
+            (false, _) if mapping.is_empty() => {
+                return Some(MigGroup {
+                    disabled: Some(true),
+                    ..MigGroup::default()
+                });
+            }
             (false, _) => self.add(path, "must be empty where mig-enabled is false"),
             (true, None) => self.add(path, "is missing; write {} for no instance"),
             (true, Some(_)) => {}
@@ -305,7 +302,13 @@ impl Problems {
         if instances.len() > MAX_PROFILES {
             self.add(path, format!("must have at most {MAX_PROFILES} profiles"));
         }
-        Some(Some(instances))
+        if instances.values().any(|count| *count > MAX_INSTANCES) {
+            self.add(path, format!("has more than {MAX_INSTANCES} instances of a profile"));
+        }
+        Some(MigGroup {
+            instances: Some(instances),
+            ..MigGroup::default()
+        })
     }
 }
 

@@ -22,8 +22,8 @@ fn entry(text: &str) -> Vec<String> {
     layouts(&format!("version: v1\nmig-configs: {{a: [{text}]}}\n"))
 }
 
-/// Returns the lines in which two layouts may differ, as mig-parted and gpunode decide about each of 8 GPUs.
-fn decided(layout: &[MigGroup], is_reversed: bool) -> Vec<Option<(Option<bool>, Option<BTreeMap<String, i32>>)>> {
+/// Returns the decision about each of 8 GPUs of two boards, of the first group that selects it, or of the last entry.
+fn decided(layout: &[MigGroup], is_reversed: bool) -> Vec<Option<MigGroup>> {
     let selects = |group: &&MigGroup, gpu: i32, id: &str| {
         let devices = group.devices.clone().unwrap_or_default();
         devices.indices.is_none_or(|indices| indices.contains(&gpu))
@@ -33,11 +33,14 @@ fn decided(layout: &[MigGroup], is_reversed: bool) -> Vec<Option<(Option<bool>, 
     let decide = |(gpu, id): (i32, &str)| {
         let mut selecting = layout.iter().filter(|group| selects(group, gpu, id));
         let group = if is_reversed {
-            selecting.last()
+            selecting.next_back()
         } else {
             selecting.next()
         };
-        group.map(|group| (group.disabled, group.instances.clone()))
+        group.map(|group| MigGroup {
+            devices: None,
+            ..group.clone()
+        })
     };
     gpus.map(decide).collect()
 }

@@ -413,11 +413,10 @@ pub struct ImportMigPartedArgs {
     pub output: ImportOutput,
 }
 
-fn label(text: &str) -> Result<(String, String), String> {
+fn label(text: &str) -> anyhow::Result<(String, String)> {
     let parts = text.split_once('=').filter(|(key, _)| !key.is_empty());
-    parts
-        .map(|(key, value)| (key.to_owned(), value.to_owned()))
-        .ok_or_else(|| "write KEY=VALUE, such as pool=mig".to_owned())
+    let (key, value) = parts.ok_or_else(|| anyhow::anyhow!("write KEY=VALUE, such as pool=mig"))?;
+    Ok((key.to_owned(), value.to_owned()))
 }
 
 /// MIG strategies that advertise instances.

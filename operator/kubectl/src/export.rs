@@ -43,7 +43,9 @@ pub async fn run(args: &ExportArgs) -> anyhow::Result<ExitCode> {
         )
     };
     let (text, warnings) = exported(gpu_node, args)?;
-    warnings.iter().for_each(|warning| output::warn(warning));
+    for warning in &warnings {
+        output::warn(warning);
+    }
     output::write(&text)?;
     Ok(ExitCode::SUCCESS)
 }

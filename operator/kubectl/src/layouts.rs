@@ -12,7 +12,7 @@ mod selection;
 mod wanted;
 mod words;
 
-pub use observed::{GpuLayout, observed};
+pub use observed::{CountedLayout, observed};
 pub use selection::{GroupChoice, choice, glob_matches};
-pub use wanted::{LayoutObstacle, WantedLayout, on_board, wanted};
+pub use wanted::{LayoutMisfit, LayoutObstacle, WantedLayout, on_board, wanted};
 pub use words::layout_words;

@@ -1,6 +1,6 @@
 //! The groups of a layout that a node has. Pure.
 
-use crate::layouts::{GpuLayout, observed};
+use crate::layouts::{CountedLayout, observed};
 use gpunode_config::{MigGpuSelector, MigGroup};
 use gpunode_crds::{GpuDevice, named};
 use std::collections::BTreeSet;
@@ -27,7 +27,7 @@ pub struct NodeLayout {
 /// Returns a group for each layout that GPUs of the node have, in the order of their indices. A group of every GPU of the node
 /// has no selector. GPUs without MIG and missing ones are in no group.
 pub fn node_layout(gpus: &[GpuDevice], selection: GroupSelection) -> NodeLayout {
-    let mut layouts: Vec<(GpuLayout, Vec<&GpuDevice>)> = Vec::new();
+    let mut layouts: Vec<(CountedLayout, Vec<&GpuDevice>)> = Vec::new();
     let (there, missing): (Vec<_>, Vec<_>) = gpus.iter().partition(|gpu| gpu.missing_since.is_none());
     for gpu in &there {
         let Some(layout) = observed(gpu) else { continue };
@@ -63,15 +63,15 @@ pub fn node_layout(gpus: &[GpuDevice], selection: GroupSelection) -> NodeLayout 
     let groups = layouts.iter().map(|(layout, group)| MigGroup {
         devices: selector(group),
         instances: match layout {
-            GpuLayout::Off => None,
-            GpuLayout::Instances(counts) => {
+            CountedLayout::Off => None,
+            CountedLayout::Instances(counts) => {
                 let counts = counts.iter();
                 let count = |(profile, count): (&String, &u32)| Some((profile.clone(), i32::try_from(*count).ok()?));
                 Some(counts.filter_map(count).collect())
             }
         },
         preset: None,
-        disabled: (*layout == GpuLayout::Off).then_some(true),
+        disabled: (*layout == CountedLayout::Off).then_some(true),
     });
     NodeLayout {
         groups: groups.collect(),

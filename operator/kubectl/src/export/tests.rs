@@ -27,11 +27,8 @@ fn export(gpus: &[Value], output: &str) -> anyhow::Result<String> {
         panic!("{words:?}")
     };
     let (text, warnings) = exported(&gpu_node, &args)?;
-    Ok(warnings
-        .iter()
-        .map(|warning| format!("! {warning}\n"))
-        .collect::<String>()
-        + &text)
+    let warnings = warnings.iter().map(|warning| format!("! {warning}"));
+    Ok(warnings.chain([text]).collect::<Vec<_>>().join("\n"))
 }
 
 fn node() -> Vec<Value> {

@@ -8,7 +8,7 @@ use std::{
 
 /// Layout of a GPU: no MIG, or a number of instances by the name of their profile.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum GpuLayout {
+pub enum CountedLayout {
     /// MIG is off.
     Off,
     /// MIG is on.
@@ -16,7 +16,7 @@ pub enum GpuLayout {
 }
 
 /// Writes the layout as the status has it: `off`, `{}` or `1g.10gb:3,4g.40gb:1`.
-impl fmt::Display for GpuLayout {
+impl fmt::Display for CountedLayout {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Off => f.write_str("off"),
@@ -29,7 +29,7 @@ impl fmt::Display for GpuLayout {
     }
 }
 
-impl GpuLayout {
+impl CountedLayout {
     /// Returns the number of instances of each profile; none without MIG.
     pub fn instances(&self) -> Option<&BTreeMap<String, u32>> {
         match self {
@@ -54,14 +54,14 @@ impl GpuLayout {
 
 /// Returns the layout that a GPU has; none if it has no MIG. Where the agent does not report it, its MIG devices tell: these
 /// lack GPU instances without a compute instance, and one on a part of a GPU instance stands for all of it.
-pub fn observed(gpu: &GpuDevice) -> Option<GpuLayout> {
+pub fn observed(gpu: &GpuDevice) -> Option<CountedLayout> {
     let mode = gpu.mig_mode?;
     let reported = gpu.mig.as_ref().filter(|mig| mig.phase != MigPhase::Unsupported);
-    if let Some(layout) = reported.and_then(|mig| GpuLayout::parse(&mig.observed)) {
+    if let Some(layout) = reported.and_then(|mig| CountedLayout::parse(&mig.observed)) {
         return Some(layout);
     }
     if mode == MigMode::Disabled {
-        return Some(GpuLayout::Off);
+        return Some(CountedLayout::Off);
     }
     let mut seen = BTreeSet::new();
     let mut counts = BTreeMap::new();
@@ -72,7 +72,7 @@ pub fn observed(gpu: &GpuDevice) -> Option<GpuLayout> {
             .map_or(device.profile.as_str(), |(_, whole)| whole);
         *counts.entry(whole.to_owned()).or_insert(0) += 1;
     }
-    Some(GpuLayout::Instances(counts))
+    Some(CountedLayout::Instances(counts))
 }
 
 #[cfg(test)]

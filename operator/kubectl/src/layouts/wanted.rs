@@ -1,9 +1,10 @@
 //! The layout that a group gives a GPU, if it can have it. The tables of boards tell; on the node, the driver does.
 
-use super::observed::GpuLayout;
+use super::observed::CountedLayout;
 use gpunode_config::MigGroup;
 use gpunode_crds::GpuDevice;
 use gpunode_mig::{MigBoard, MigLayout, solve};
+use thiserror::Error;
 
 /// The layout that a group gives a GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -11,7 +12,7 @@ pub enum WantedLayout {
     /// It fits, as far as is known.
     Known {
         /// The layout.
-        layout: GpuLayout,
+        layout: CountedLayout,
         /// False where the board has no table, so that the agent decides if the layout fits.
         is_checked: bool,
     },
@@ -21,13 +22,23 @@ pub enum WantedLayout {
     Impossible(LayoutObstacle),
 }
 
+/// A layout that a board cannot have.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[error("{layout} cannot be on {board}: {why}")]
+pub struct LayoutMisfit {
+    layout: String,
+    board: &'static str,
+    /// The reason, and the nearest layout that fits.
+    why: String,
+}
+
 /// The reason why a GPU cannot have a layout.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LayoutObstacle {
     /// It has no MIG.
     NoMig,
-    /// It does not fit, as the text says.
-    DoesNotFit(String),
+    /// It does not fit.
+    DoesNotFit(LayoutMisfit),
 }
 
 /// Returns the layout that a group gives a GPU.
@@ -47,9 +58,9 @@ pub fn wanted(gpu: &GpuDevice, group: &MigGroup) -> WantedLayout {
     match (&group.instances, &group.preset) {
         (None, Some(preset)) => WantedLayout::Preset(preset.clone()),
         (instances, _) => WantedLayout::Known {
-            layout: instances.as_ref().map_or(GpuLayout::Off, |instances| {
+            layout: instances.as_ref().map_or(CountedLayout::Off, |instances| {
                 let count = |(profile, count): (&String, &i32)| Some((profile.clone(), u32::try_from(*count).ok()?));
-                GpuLayout::Instances(instances.iter().filter_map(count).collect())
+                CountedLayout::Instances(instances.iter().filter_map(count).collect())
             }),
             is_checked: group.disabled.is_some(),
         },
@@ -57,9 +68,9 @@ pub fn wanted(gpu: &GpuDevice, group: &MigGroup) -> WantedLayout {
 }
 
 /// Returns the layout that a group gives each GPU of a board, or says why it does not fit and what does.
-pub fn on_board(board: &MigBoard, group: &MigGroup) -> Result<GpuLayout, String> {
+pub fn on_board(board: &MigBoard, group: &MigGroup) -> Result<CountedLayout, LayoutMisfit> {
     let text = match (&group.instances, &group.preset) {
-        (None, None) => return Ok(GpuLayout::Off),
+        (None, None) => return Ok(CountedLayout::Off),
         (None, Some(preset)) => preset.clone(),
         (Some(instances), _) if instances.is_empty() => "{}".to_owned(),
         (Some(instances), _) => {
@@ -67,11 +78,15 @@ pub fn on_board(board: &MigBoard, group: &MigGroup) -> Result<GpuLayout, String>
             parts.collect::<Vec<_>>().join(",")
         }
     };
-    let refused = |why: String| format!("{text} cannot be on {}: {why}", board.name);
+    let refused = |why: String| LayoutMisfit {
+        layout: text.clone(),
+        board: board.name,
+        why,
+    };
     let layout = MigLayout::parse(&text, &board.geometry).map_err(|error| refused(error.to_string()))?;
     solve(&board.geometry, &layout, &[]).map_err(|error| refused(error.to_string()))?;
     // A layout has the same form in a status.
-    Ok(GpuLayout::parse(&layout.to_string()).unwrap_or(GpuLayout::Off))
+    Ok(CountedLayout::parse(&layout.to_string()).unwrap_or(CountedLayout::Off))
 }
 
 #[cfg(test)]
@@ -88,7 +103,7 @@ mod tests {
             WantedLayout::Known { layout, is_checked } => format!("{layout} {is_checked}"),
             WantedLayout::Preset(preset) => preset,
             WantedLayout::Impossible(LayoutObstacle::NoMig) => "no MIG".to_owned(),
-            WantedLayout::Impossible(LayoutObstacle::DoesNotFit(why)) => why,
+            WantedLayout::Impossible(LayoutObstacle::DoesNotFit(misfit)) => misfit.to_string(),
         }
     }
 

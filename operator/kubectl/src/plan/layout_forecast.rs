@@ -5,7 +5,7 @@
 //! room, and waits if nothing fits around what is in use.
 
 use super::simulation::configuration_of;
-use crate::layouts::{GpuLayout, GroupChoice, LayoutObstacle, WantedLayout, choice, observed, wanted};
+use crate::layouts::{CountedLayout, GroupChoice, LayoutObstacle, WantedLayout, choice, observed, wanted};
 use gpunode_config::MigGroup;
 use gpunode_crds::{GpuDevice, GpuNode, GpuNodeStatus, MigDevice, MigMode, named};
 use serde::Serialize;
@@ -166,7 +166,7 @@ impl LayoutForecasts {
                 layout
             }
         };
-        let now = observed(gpu).unwrap_or(GpuLayout::Off);
+        let now = observed(gpu).unwrap_or(CountedLayout::Off);
         if now == layout {
             return;
         }
@@ -210,8 +210,8 @@ fn surplus(of: &BTreeMap<String, u32>, other: &BTreeMap<String, u32>) -> BTreeMa
 fn delaying_pods(
     status: &GpuNodeStatus,
     gpu: &GpuDevice,
-    now: &GpuLayout,
-    then: &GpuLayout,
+    now: &CountedLayout,
+    then: &CountedLayout,
     goes: &BTreeMap<String, u32>,
 ) -> Vec<String> {
     let holders = |device: &str| {
@@ -219,7 +219,7 @@ fn delaying_pods(
         of.map(|holder| format!("{}/{}", holder.namespace, holder.pod))
             .collect::<BTreeSet<_>>()
     };
-    let mode_changes = (*now == GpuLayout::Off) != (*then == GpuLayout::Off);
+    let mode_changes = (*now == CountedLayout::Off) != (*then == CountedLayout::Off);
     let mut pods = BTreeSet::new();
     if mode_changes {
         pods.extend(holders(&gpu.uuid));
@@ -256,7 +256,7 @@ fn delay(change: &LayoutForecast) -> Option<String> {
 }
 
 /// Gives a GPU the MIG devices of a layout: those that stay, held ones first, and new ones.
-fn carry_out(status: &GpuNodeStatus, gpu: &mut GpuDevice, layout: &GpuLayout) {
+fn carry_out(status: &GpuNodeStatus, gpu: &mut GpuDevice, layout: &CountedLayout) {
     let Some(counts) = layout.instances() else {
         gpu.mig_mode = Some(MigMode::Disabled);
         gpu.mig_devices.clear();

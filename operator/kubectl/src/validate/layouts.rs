@@ -1,7 +1,7 @@
 //! MIG layouts that the selected boards cannot have.
 
 use super::problem::DocumentProblem;
-use crate::layouts::{glob_matches, on_board};
+use crate::layouts::{LayoutMisfit, glob_matches, on_board};
 use gpunode_config::MigGroup;
 use gpunode_crds::GpuNodePolicy;
 use gpunode_mig::MigBoard;
@@ -23,14 +23,14 @@ pub fn warnings(object: &Value) -> Vec<DocumentProblem> {
         let field = if group.preset.is_some() { "preset" } else { "instances" };
         Some(DocumentProblem::new(
             format!("spec.devicePlugin.mig.layout[{place}].{field}"),
-            why,
+            why.to_string(),
         ))
     };
     groups.iter().enumerate().filter_map(warning).collect()
 }
 
 /// Returns the reason why no board of a selector can have the layout of a group.
-fn obstacle(group: &MigGroup, of_policy: Option<&[String]>, boards: &[MigBoard]) -> Option<String> {
+fn obstacle(group: &MigGroup, of_policy: Option<&[String]>, boards: &[MigBoard]) -> Option<LayoutMisfit> {
     let devices = group.devices.as_ref();
     let ids = devices.and_then(|devices| devices.device_ids.as_deref());
     let products = devices.and_then(|devices| devices.products.as_deref()).or(of_policy);

@@ -66,7 +66,7 @@ pub fn read(path: &Path) -> Result<Vec<SourceText>, SourceError> {
 ///
 /// # Errors
 /// When it cannot be read.
-pub fn read_file(path: &Path) -> Result<SourceText, SourceError> {
+pub(crate) fn read_file(path: &Path) -> Result<SourceText, SourceError> {
     let name = path.display().to_string();
     let read = if name == "-" {
         bounded(io::stdin())
