@@ -10,6 +10,7 @@
 //! | `device_list` | ways in which containers get their devices |
 //! | `device_selector` | selection of GPUs and MIG devices, MIG strategy |
 //! | `mig_layout` | layouts of MIG instances |
+//! | `mig_parted` | layouts from a file of NVIDIA's mig-parted, and back |
 //! | `allocation` | policies that choose a container's GPUs |
 //! | `sharing` | time slicing, memory units and MPS |
 //! | `health` | rules for XIDs and recovery |
@@ -31,6 +32,7 @@ mod host_path;
 mod load;
 mod memory;
 mod mig_layout;
+mod mig_parted;
 mod sharing;
 mod validate;
 
@@ -45,5 +47,6 @@ pub use host_path::{DriverRootList, HostPath, HostPathError};
 pub use load::{LoadError, MAX_DOCUMENT_BYTES, load, nearest_name, unknown_field_message};
 pub use memory::{MEMORY_RULE, MemoryMiB};
 pub use mig_layout::{MigGpuSelector, MigGroup};
+pub use mig_parted::{MigPartedError, mig_parted_file, mig_parted_layouts};
 pub use sharing::{DeviceReplicas, Placement, Sharing, SharingStrategy};
 pub use validate::{FieldProblem, is_dns_subdomain, is_name_part};

@@ -20,6 +20,9 @@ mod problem;
 mod resource_name;
 mod sharing;
 
+#[cfg(test)]
+pub(crate) use mig::validate as validate_mig;
+pub(crate) use mig::{is_profile, unknown_profile};
 pub use name_syntax::{is_dns_subdomain, is_name_part};
 pub use problem::FieldProblem;
 

@@ -24,6 +24,8 @@ pub struct MigBoard {
     pub aliases: &'static [&'static str],
     /// PCI device and vendor, such as `0x20B2_10DE`, as mig-parted's `device-filter` has them.
     pub device_ids: &'static [u32],
+    /// Product names in the form of labels, such as `NVIDIA-A100-SXM4-80GB`; drivers may leave out `NVIDIA-`.
+    pub products: &'static [&'static str],
     /// Slices and profiles.
     pub geometry: MigGeometry,
 }
@@ -43,6 +45,17 @@ impl MigBoard {
     /// Returns every board that has a table.
     pub fn all() -> Vec<Self> {
         ROWS.iter().map(BoardRow::board).collect()
+    }
+
+    /// Returns the board with a product name in the form of a label; none if it is not known.
+    pub fn of_product(product: &str) -> Option<Self> {
+        let bare = |name: &'static str| name.strip_prefix("NVIDIA-").unwrap_or(name);
+        let is_of = |row: &&BoardRow| {
+            row.products
+                .iter()
+                .any(|name| *name == product || bare(name) == product)
+        };
+        ROWS.iter().find(is_of).map(BoardRow::board)
     }
 
     /// Returns the board with a name or a PCI id: `A100-80GB` in any case, `0x20B210DE` or `0x20B2`.
@@ -86,6 +99,7 @@ struct BoardRow {
     name: &'static str,
     aliases: &'static [&'static str],
     device_ids: &'static [u32],
+    products: &'static [&'static str],
     memory_slices: u32,
     compute_slices: u32,
     shapes: &'static [ProfileShape],
@@ -149,12 +163,14 @@ const fn eighths(
     name: &'static str,
     aliases: &'static [&'static str],
     device_ids: &'static [u32],
+    products: &'static [&'static str],
     gigabytes: &'static [u32],
 ) -> BoardRow {
     BoardRow {
         name,
         aliases,
         device_ids,
+        products,
         memory_slices: 8,
         compute_slices: 7,
         shapes: EIGHTHS,
@@ -167,6 +183,7 @@ const ROWS: &[BoardRow] = &[
         name: "A30-24GB",
         aliases: &["A30"],
         device_ids: &[0x20B7_10DE],
+        products: &["NVIDIA-A30"],
         memory_slices: 4,
         compute_slices: 4,
         shapes: QUARTERS,
@@ -176,37 +193,63 @@ const ROWS: &[BoardRow] = &[
         "A100-40GB",
         &["A800-40GB"],
         &[0x20B0_10DE, 0x20B1_10DE, 0x20F1_10DE, 0x20F6_10DE],
+        &[
+            "NVIDIA-A100-SXM4-40GB",
+            "NVIDIA-A100-PCIE-40GB",
+            "NVIDIA-A800-40GB-Active",
+        ],
         &[5, 5, 10, 10, 20, 20, 40],
     ),
     eighths(
         "A100-80GB",
         &["A800-80GB"],
         &[0x20B2_10DE, 0x20B5_10DE, 0x20F3_10DE, 0x20F5_10DE],
+        &[
+            "NVIDIA-A100-SXM4-80GB",
+            "NVIDIA-A100-80GB-PCIe",
+            "NVIDIA-A800-SXM4-80GB",
+            "NVIDIA-A800-80GB-PCIe",
+        ],
         &[10, 10, 20, 20, 40, 40, 80],
     ),
     eighths(
         "H100-80GB",
         &["H800-80GB"],
         &[0x2330_10DE, 0x2331_10DE, 0x2322_10DE, 0x2324_10DE],
+        &[
+            "NVIDIA-H100-80GB-HBM3",
+            "NVIDIA-H100-PCIe",
+            "NVIDIA-H800",
+            "NVIDIA-H800-PCIe",
+        ],
         &[10, 10, 20, 20, 40, 40, 80],
     ),
     eighths(
         "H100-94GB",
         &["H100-NVL", "H800-NVL"],
         &[0x2321_10DE, 0x233A_10DE],
+        &["NVIDIA-H100-NVL", "NVIDIA-H800-NVL"],
         &[12, 12, 24, 24, 47, 47, 94],
     ),
     eighths(
         "H200-141GB",
         &["H200", "H200-NVL"],
         &[0x2335_10DE, 0x233B_10DE],
+        &["NVIDIA-H200", "NVIDIA-H200-NVL"],
         &[18, 18, 35, 35, 71, 71, 141],
     ),
-    eighths("B200-180GB", &["B200"], &[0x2901_10DE], &[23, 23, 45, 45, 90, 90, 180]),
+    eighths(
+        "B200-180GB",
+        &["B200"],
+        &[0x2901_10DE],
+        &["NVIDIA-B200"],
+        &[23, 23, 45, 45, 90, 90, 180],
+    ),
     BoardRow {
         name: "RTX-PRO-6000-96GB",
         aliases: &["RTX-PRO-6000"],
         device_ids: &[0x2BB5_10DE],
+        products: &["NVIDIA-RTX-PRO-6000-Blackwell-Server-Edition"],
         memory_slices: 12,
         compute_slices: 4,
         shapes: TWELFTHS,
@@ -234,6 +277,7 @@ impl BoardRow {
             name: self.name,
             aliases: self.aliases,
             device_ids: self.device_ids,
+            products: self.products,
             geometry: MigGeometry {
                 memory_slices: self.memory_slices,
                 compute_slices: self.compute_slices,
@@ -270,12 +314,23 @@ mod tests {
     }
 
     #[test]
+    fn boards_are_found_by_product_with_and_without_the_vendor() {
+        let name = |product: &str| MigBoard::of_product(product).map(|board| board.name);
+        assert_eq!(name("NVIDIA-A100-SXM4-40GB"), Some("A100-40GB"));
+        assert_eq!(name("A100-SXM4-40GB"), Some("A100-40GB"));
+        assert_eq!(name("NVIDIA-H100-NVL"), Some("H100-94GB"));
+        for product in ["", "NVIDIA", "Tesla-V100-SXM2-32GB", "NVIDIA-GH200-480GB", "nvidia-a30"] {
+            assert_eq!(name(product), None, "{product}");
+        }
+    }
+
+    #[test]
     fn tables_are_whole() {
         let mut names = BTreeSet::new();
         let mut ids = BTreeSet::new();
         for row in ROWS {
             assert_eq!(row.shapes.len(), row.gigabytes.len(), "{}", row.name);
-            for name in std::iter::once(&row.name).chain(row.aliases) {
+            for name in std::iter::once(&row.name).chain(row.aliases).chain(row.products) {
                 assert!(names.insert(name.to_lowercase()), "{name}");
             }
             for id in row.device_ids {
@@ -307,6 +362,7 @@ mod tests {
             let Ok(board) = MigBoard::named(&format!("0x{:04X}", simulated.pci_device_id)) else {
                 continue;
             };
+            let product = simulated.name;
             let simulated: Vec<GpuInstanceProfile> = simulated
                 .mig_profiles()
                 .into_iter()
@@ -326,6 +382,8 @@ mod tests {
                 })
                 .collect();
             assert_eq!(board.geometry.profiles, simulated, "{}", board.name);
+            let product = product.replace(' ', "-");
+            assert_eq!(MigBoard::of_product(&product).as_ref(), Some(&board), "{product}");
             compared += 1;
         }
         assert!(compared >= 6, "only {compared} boards have both tables");

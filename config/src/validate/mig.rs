@@ -71,7 +71,8 @@ fn validate_group(path: &str, group: &MigGroup, problems: &mut Vec<FieldProblem>
     }
 }
 
-fn unknown_profile(profile: &str) -> String {
+/// Says that a name is no profile, and what to write.
+pub fn unknown_profile(profile: &str) -> String {
     let whole = profile
         .split_once("c.")
         .map(|(_, whole)| whole)
@@ -88,7 +89,7 @@ fn unknown_profile(profile: &str) -> String {
 }
 
 /// Returns true for names such as `1g.10gb+me`, as NVIDIA's go-nvlib writes them (`pkg/nvlib/device/mig_profile.go`).
-fn is_profile(name: &str) -> bool {
+pub fn is_profile(name: &str) -> bool {
     let attributes = ["+me.all", "+me", "+gfx", "-me"];
     let base = attributes
         .iter()

@@ -40,6 +40,25 @@ const MIG_EXIT_CODES: &str = "Exit codes:
   0  the layout fits, or the profiles of the board are listed
   1  the layout does not fit, or an argument is wrong";
 
+const IMPORT_EXIT_CODES: &str = "Exit codes:
+  0  the policies, or the part of one, are printed
+  1  the file cannot be read or has no counterpart, or an argument is wrong";
+
+const EXPORT_EXIT_CODES: &str = "Exit codes:
+  0  the layout is printed
+  1  the node does not exist or has no GPU with MIG, the cluster or a file cannot be
+     read, or an argument is wrong";
+
+const IMPORT_EXAMPLES: &str = "Examples:
+  kubectl gpunode import mig-parted config.yaml > policies.yaml
+  kubectl gpunode import mig-parted config.yaml --config all-1g.10gb --node-selector pool=mig
+  kubectl gpunode import mig-parted config.yaml --config all-balanced -o layout";
+
+const EXPORT_EXAMPLES: &str = "Examples:
+  kubectl gpunode export mig gpu-17
+  kubectl gpunode export mig gpu-17 -o mig-parted
+  kubectl gpunode export mig gpu-17 --nodes cluster.yaml    # without a cluster";
+
 const DUMP_EXIT_CODES: &str = "Exit codes:
   0  the dump is written
   1  the cluster cannot be read, or an argument is wrong";
@@ -168,7 +187,17 @@ pub enum PluginCommand {
 
 {MIG_EXIT_CODES}"))]
     Mig(MigArgs),
-    /// Write what `plan`, `explain`, `topo` and `doctor` read of a cluster, as one list
+    /// Turn configurations of NVIDIA's programs into policies, without a cluster
+    #[command(verbatim_doc_comment, after_help = format!("{IMPORT_EXAMPLES}
+
+{IMPORT_EXIT_CODES}"))]
+    Import(ImportArgs),
+    /// Show what a node has in the form of a configuration
+    #[command(verbatim_doc_comment, after_help = format!("{EXPORT_EXAMPLES}
+
+{EXPORT_EXIT_CODES}"))]
+    Export(ExportArgs),
+    /// Write what `plan`, `explain`, `topo`, `doctor` and `export` read of a cluster, as one list
     ///
     /// The list holds the policies, the GpuNodes with their holders, the operator's
     /// settings, the fields of each Node that a plan reads, and the names and
@@ -339,6 +368,121 @@ pub struct MigArgs {
     /// Output format
     #[arg(short, long, value_enum, default_value_t)]
     pub output: OutputFormat,
+}
+
+/// Arguments of `import`.
+#[derive(Debug, Args)]
+pub struct ImportArgs {
+    /// The program whose configuration is read.
+    #[command(subcommand)]
+    pub format: ImportFormat,
+}
+
+/// Programs whose configuration can be read.
+#[derive(Debug, Subcommand)]
+pub enum ImportFormat {
+    /// Turn the named configurations of a mig-parted file into policies with a MIG layout
+    ///
+    /// Each configuration becomes a policy for the nodes whose label
+    /// `nvidia.com/mig.config` names it. The policies are in mode Preview: applied,
+    /// they show in their status what they would change, and change nothing. To
+    /// enforce one, remove its `mode`.
+    #[command(verbatim_doc_comment, after_help = format!("{IMPORT_EXAMPLES}
+
+{IMPORT_EXIT_CODES}"))]
+    MigParted(ImportMigPartedArgs),
+}
+
+/// Arguments of `import mig-parted`.
+#[derive(Debug, Args)]
+pub struct ImportMigPartedArgs {
+    /// The file, or - for standard input
+    #[arg(value_name = "FILE")]
+    pub file: PathBuf,
+    /// Import only this configuration
+    #[arg(long, value_name = "NAME")]
+    pub config: Option<String>,
+    /// Label of the nodes to select instead of nvidia.com/mig.config; can be repeated, and a node needs all of them
+    #[arg(long, value_name = "KEY=VALUE", value_delimiter = ',', value_parser = label)]
+    pub node_selector: Vec<(String, String)>,
+    /// MIG strategy of the policies
+    #[arg(long, value_enum, ignore_case = true, default_value_t)]
+    pub strategy: ImportedStrategy,
+    /// Output
+    #[arg(short, long, value_enum, default_value_t)]
+    pub output: ImportOutput,
+}
+
+fn label(text: &str) -> anyhow::Result<(String, String)> {
+    let parts = text.split_once('=').filter(|(key, _)| !key.is_empty());
+    let (key, value) = parts.ok_or_else(|| anyhow::anyhow!("write KEY=VALUE, such as pool=mig"))?;
+    Ok((key.to_owned(), value.to_owned()))
+}
+
+/// MIG strategies that advertise instances.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum ImportedStrategy {
+    /// As nvidia.com/mig-PROFILE
+    #[default]
+    #[value(name = "Mixed")]
+    Mixed,
+    /// As nvidia.com/gpu; all instances of a node must be equal
+    #[value(name = "Single")]
+    Single,
+}
+
+/// Forms of an imported configuration.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum ImportOutput {
+    /// A policy for each configuration, as YAML documents
+    #[default]
+    Policy,
+    /// The block `mig` of one configuration, for `devicePlugin` of a policy
+    Layout,
+}
+
+/// Arguments of `export`.
+#[derive(Debug, Args)]
+pub struct ExportArgs {
+    /// The configuration to write.
+    #[command(subcommand)]
+    pub subject: ExportSubject,
+}
+
+/// Configurations that can be written.
+#[derive(Debug, Subcommand)]
+pub enum ExportSubject {
+    /// Show the MIG layout that the GPUs of a node have
+    ///
+    /// It shows the agent's last report. GPUs with the same instances are one group.
+    #[command(verbatim_doc_comment, after_help = format!("{EXPORT_EXAMPLES}
+
+{EXPORT_EXIT_CODES}"))]
+    Mig(ExportMigArgs),
+}
+
+/// Arguments of `export mig`.
+#[derive(Debug, Args)]
+pub struct ExportMigArgs {
+    /// Name of the node
+    #[arg(value_name = "NODE")]
+    pub node: String,
+    /// The source of the cluster state.
+    #[command(flatten)]
+    pub source: SourceArgs,
+    /// Output
+    #[arg(short, long, value_enum, default_value_t)]
+    pub output: ExportOutput,
+}
+
+/// Forms of an exported layout.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum ExportOutput {
+    /// The block `mig` for `devicePlugin` of a policy
+    #[default]
+    Layout,
+    /// A file of NVIDIA's mig-parted with one configuration, named `current`
+    MigParted,
 }
 
 /// Arguments of `dump`.

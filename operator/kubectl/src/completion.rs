@@ -35,15 +35,16 @@ fn candidates(cli: &Command, words: &[String]) -> Vec<String> {
     let (last, before) = words
         .split_last()
         .map_or(("", [].as_slice()), |(last, before)| (last.as_str(), before));
-    let subcommand = before.iter().find_map(|word| cli.find_subcommand(word));
-    let command = subcommand.unwrap_or(cli);
+    let command = before
+        .iter()
+        .fold(cli, |command, word| command.find_subcommand(word).unwrap_or(command));
     let after = before.last().and_then(|word| {
         let is_it = |arg: &&clap::Arg| arg.get_long().is_some_and(|long| *word == format!("--{long}"));
         command
             .get_arguments()
             .find(|arg| is_it(arg) || arg.get_short().is_some_and(|short| *word == format!("-{short}")))
     });
-    let positional = command.get_positionals().next().filter(|_| subcommand.is_some());
+    let positional = command.get_positionals().next();
     let values = after
         .or(positional)
         .map(clap::Arg::get_possible_values)
@@ -86,6 +87,8 @@ mod tests {
         assert_eq!(after(&["status", "-o", "j"]), ["json"]);
         assert_eq!(after(&["plan", "--no"]), ["--nodes"]);
         assert_eq!(after(&["completion", "z"]), ["zsh"]);
+        assert_eq!(after(&["import", "m"]), ["mig-parted"]);
+        assert_eq!(after(&["export", "mig", "n", "-o", "l"]), ["layout"]);
         assert!(after(&["plan", "-f", ""]).is_empty(), "a file");
         assert!(after(&[""]).contains(&"explain".to_owned()) && !after(&[""]).contains(&"complete".to_owned()));
     }

@@ -1,5 +1,6 @@
 //! Descriptions of agent configurations, which can be compared line by line. Pure.
 
+use crate::layouts::layout_words;
 use gpunode_config::{
     AgentConfig, Allocation, DeviceKind, DeviceSelector, MigStrategy, ResourceConfig, Sharing, SharingStrategy,
 };
@@ -41,8 +42,14 @@ pub fn others(config: &AgentConfig) -> Vec<(&'static str, String)> {
     let lists = [("deviceListStrategy", strategies), ("imexChannels", channels)];
     let lists = lists.into_iter().filter(|(_, values)| !values.is_empty());
     let prefix = config.cdi_annotation_prefix.clone();
+    let layout = config.mig.as_ref().map(|mig| layout_words(&mig.layout));
     switches
         .chain(mig.map(|strategy| ("mig.strategy", format!("{strategy:?}"))))
+        .chain(
+            layout
+                .filter(|layout| !layout.is_empty())
+                .map(|layout| ("mig.layout", layout)),
+        )
         .chain(lists.map(|(name, values)| (name, values.join(", "))))
         .chain(prefix.map(|prefix| ("cdiAnnotationPrefix", prefix)))
         .collect()
@@ -184,7 +191,7 @@ gds: true
 deviceListStrategy: [CdiAnnotations, Envvar]
 cdiAnnotationPrefix: cdi.example.com/
 imexChannels: [0]
-mig: {strategy: Mixed}
+mig: {strategy: Mixed, layout: [{devices: {indices: [0]}, preset: all-balanced}, {disabled: true}]}
 resources:
 - {name: a.b/whole, allocation: Packed, devices: {indices: [0, 1], products: [T*]}}
 - name: a.b/sliced
@@ -206,6 +213,7 @@ resources:
         passDeviceSpecs = true
         gds = true
         mig.strategy = Mixed
+        mig.layout = indices 0: all-balanced; every other GPU: off
         deviceListStrategy = CdiAnnotations, Envvar
         imexChannels = 0
         cdiAnnotationPrefix = cdi.example.com/

@@ -2,8 +2,10 @@
 //!
 //! | module | what it does |
 //! |---|---|
+//! | `gpu_layouts` | names the source of each GPU's MIG layout |
 //! | `text` | prints an explanation as tables |
 
+mod gpu_layouts;
 mod text;
 
 use crate::{
@@ -12,6 +14,7 @@ use crate::{
     output,
     snapshot::{ClusterSnapshot, DECISIVE_KINDS},
 };
+use gpu_layouts::{ExplainedLayout, explained_layouts};
 use gpunode_plan::{Explanation, GpuNodeFacts, NodeContext, NodeFacts, explain};
 use jiff::Timestamp;
 use kube::ResourceExt;
@@ -23,6 +26,9 @@ use std::process::ExitCode;
 struct ExplainOutput<'a> {
     #[serde(flatten)]
     explanation: &'a Explanation,
+    /// MIG layouts of its GPUs; none where the configuration has no layout.
+    #[serde(skip_serializing_if = "<[ExplainedLayout]>::is_empty")]
+    mig: &'a [ExplainedLayout],
     /// Unreadable objects, which could change the explanation.
     unreadable: &'a [UnreadableObject],
 }
@@ -52,12 +58,20 @@ pub async fn run(args: &ExplainArgs) -> anyhow::Result<ExitCode> {
         NodeContext::new(&NodeFacts::of(node), facts.as_ref(), Timestamp::now()),
     );
     let config = gpu_node.and_then(|gpu_node| gpu_node.spec.config.as_ref());
+    let layouts = gpu_node.map(explained_layouts).unwrap_or_default();
     let answer = ExplainOutput {
         explanation: &explanation,
+        mig: &layouts,
         unreadable: &snapshot.unreadable,
     };
     output::print(args.output, &answer, |width| {
-        text::explanation(&explanation, config, &snapshot.unreadable, args.all, width)
+        text::explanation(
+            &explanation,
+            config.map(|config| (config, layouts.as_slice())),
+            &snapshot.unreadable,
+            args.all,
+            width,
+        )
     })?;
     Ok(ExitCode::SUCCESS)
 }

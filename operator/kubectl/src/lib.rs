@@ -10,12 +10,15 @@
 //! | `doctor` | says on which nodes pods would get no GPU, and what to do |
 //! | `topo` | shows the links between a node's GPUs, and which GPUs a request would get |
 //! | `mig` | places MIG layouts on a board, without a cluster |
+//! | `import` | turns configurations of NVIDIA's programs into policies |
+//! | `export` | shows what a node has in the form of a configuration |
 //! | `validate` | checks policies as the API server and gpunode do |
 //! | `dump` | writes the cluster state that other subcommands read instead of a cluster |
 //! | `uninstall` | removes gpunode and restores every node |
 //! | `completion` | completes arguments in a shell |
 //! | `cluster` | connects to a cluster and lists its objects |
 //! | `snapshot` | the cluster state that a plan reads, from a cluster or a dump |
+//! | `layouts` | MIG layouts of a node's GPUs: those that they have, and those that a configuration wants |
 //! | `configuration` | describes an agent configuration in words |
 //! | `output` | writes tables, JSON and YAML |
 
@@ -26,6 +29,9 @@ mod configuration;
 pub mod doctor;
 pub mod dump;
 pub mod explain;
+pub mod export;
+pub mod import;
+mod layouts;
 pub mod mig;
 mod output;
 pub mod plan;

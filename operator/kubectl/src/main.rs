@@ -4,7 +4,7 @@
 use clap::Parser;
 use kubectl_gpunode::{
     cli::{Cli, PluginCommand},
-    completion, doctor, dump, explain, mig, plan, status, topo, uninstall, validate,
+    completion, doctor, dump, explain, export, import, mig, plan, status, topo, uninstall, validate,
 };
 use std::process::ExitCode;
 
@@ -30,6 +30,8 @@ async fn main() -> ExitCode {
         PluginCommand::Doctor(args) => doctor::run(&args).await,
         PluginCommand::Topo(args) => topo::run(&args).await,
         PluginCommand::Mig(args) => mig::run(&args),
+        PluginCommand::Import(args) => import::run(&args),
+        PluginCommand::Export(args) => export::run(&args).await,
         PluginCommand::Dump(args) => dump::run(&args).await,
         PluginCommand::Completion(args) => completion::run(&args),
         PluginCommand::Complete(args) => completion::complete(&args),

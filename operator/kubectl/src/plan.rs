@@ -6,6 +6,7 @@
 //! | `difference` | compares each node before and after |
 //! | `simulation` | carries out the operator's plan for one node in memory |
 //! | `forecast` | counts what a new configuration makes of a node's devices |
+//! | `layout_forecast` | names the MIG instances that go and come, and what delays or prevents that |
 //! | `disruption` | finds the changes that disrupt running pods |
 //! | `eviction` | finds the pods that a taint evicts |
 //! | `change` | one change of a node |
@@ -16,6 +17,7 @@ mod difference;
 mod disruption;
 mod eviction;
 mod forecast;
+mod layout_forecast;
 mod simulation;
 mod text;
 

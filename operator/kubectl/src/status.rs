@@ -7,6 +7,7 @@
 //! | `node` | summarises one node |
 //! | `problems` | describes the problems of one node, with the next step |
 //! | `faults` | names and describes faults of devices |
+//! | `mig` | summarises how far the GPUs of a node are with their MIG layouts |
 //! | `resources` | compares what an agent advertises with what the Node has |
 //! | `devices` | summarises the devices of one node and their holders |
 //! | `usage` | sums memory, cores and shares in use |
@@ -22,6 +23,7 @@ mod devices;
 mod discovery;
 mod faults;
 mod fleet;
+mod mig;
 mod node;
 mod policy;
 mod problems;

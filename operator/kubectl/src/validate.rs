@@ -9,11 +9,13 @@
 //! | `schema` | checks an object against its CRD schema and rules |
 //! | `metadata` | checks names, labels and annotations |
 //! | `nulls` | finds blocks of a policy that are null |
+//! | `layouts` | finds MIG layouts that the selected boards cannot have |
 //! | `repeated` | finds objects of one kind and name |
 //! | `problem` | a problem of one field |
 //! | `report` | collects and prints the results |
 
 mod kinds;
+mod layouts;
 mod metadata;
 mod nulls;
 mod problem;
@@ -28,6 +30,7 @@ pub use kinds::KnownKinds;
 pub use problem::DocumentProblem;
 pub use report::{DocumentReport, ValidationResult, print, text};
 pub use source::SourceText;
+pub(crate) use source::read_file;
 
 use crate::cli::ValidateArgs;
 use repeated::refuse_repeated_names;

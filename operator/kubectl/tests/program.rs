@@ -121,6 +121,92 @@ fn doctor_fails_where_pods_would_get_no_gpu() {
     assert_eq!(run(&["doctor", "other", "--nodes", &on], &[]).0, Some(1));
 }
 
+/// The steps of docs/from-mig-manager.md that need no cluster.
+#[test]
+fn a_node_moves_from_mig_manager_and_back_without_a_change() {
+    let device = |gpu: u32, instance: u32, profile: &str| {
+        format!(
+            "{{uuid: MIG-{gpu}-{instance}, profile: {profile}, gpuInstance: {instance}, computeInstance: 0, memoryMiB: 1}}"
+        )
+    };
+    let gpu = |index: u32| {
+        let devices = [(1, "3g.40gb"), (2, "2g.20gb"), (3, "1g.10gb"), (4, "1g.10gb")];
+        let devices: Vec<String> = devices
+            .into_iter()
+            .map(|(id, profile)| device(index, id, profile))
+            .collect();
+        format!(
+            "{{index: {index}, uuid: GPU-{index}, product: NVIDIA-A100-SXM4-80GB, memoryMiB: 81920, computeCapability: '8.0', \
+             migMode: Enabled, migDevices: [{}]}}",
+            devices.join(", ")
+        )
+    };
+    let dump = DUMP.replace("pool: training", "nvidia.com/mig.config: all-balanced");
+    let nodes = file(&format!(
+        "{dump}- apiVersion: gpunode.dev/v1alpha1
+  kind: GpuNode
+  metadata: {{name: n1}}
+  spec: {{}}
+  status: {{gpus: [{}, {}]}}
+",
+        gpu(0),
+        gpu(1)
+    ));
+    let config = file(
+        "version: v1
+mig-configs:
+  all-balanced:
+  - device-filter: ['0x20B710DE']
+    devices: all
+    mig-enabled: true
+    mig-devices: {1g.6gb: 2, 2g.12gb: 1}
+  - device-filter: ['0x233010DE', '0x20B210DE', '0x20B510DE', '0x20F310DE', '0x20F510DE']
+    devices: all
+    mig-enabled: true
+    mig-devices: {1g.10gb: 2, 2g.20gb: 1, 3g.40gb: 1}
+  all-1g.10gb:
+  - devices: all
+    mig-enabled: true
+    mig-devices: {1g.10gb: 7}
+",
+    );
+    let (code, text) = run(&["import", "mig-parted", &config], &[]);
+    assert_eq!((code, text.matches("mode: Preview").count()), (Some(0), 2), "{text}");
+    let policies = file(&text);
+    let (code, text) = run(&["validate", "-f", &policies], &[]);
+    assert!(code == Some(0) && text.contains("2 valid"), "{text}");
+
+    let (code, text) = run(&["plan", "-f", &policies, "--nodes", &nodes], &[]);
+    assert!(
+        code == Some(0) && text.contains("mig-3g.40gb would have 2 MIG devices"),
+        "{code:?} {text}"
+    );
+    assert!(!text.contains(" -> "), "each GPU has its layout: {text}");
+    let (code, text) = run(&["plan", "-f", &policies, "--nodes", &nodes, "-o", "json"], &[]);
+    let plan: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+    assert_eq!((code, plan["nodes"][0].get("mig")), (Some(0), None), "{text}");
+
+    let (code, back) = run(&["export", "mig", "n1", "--nodes", &nodes, "-o", "mig-parted"], &[]);
+    assert_eq!(code, Some(0), "{back}");
+    let back = file(&back);
+    let (_, one) = run(&["import", "mig-parted", &back, "-o", "layout"], &[]);
+    let (_, other) = run(&["export", "mig", "n1", "--nodes", &nodes], &[]);
+    assert_eq!(one.split_once('\n').map(|(_, layout)| layout), Some(other.as_str()));
+
+    let (code, text) = run(&["import", "mig-parted", &config, "--config", "all-1g.10gb"], &[]);
+    assert_eq!(code, Some(0), "{text}");
+    let all = file(&text.replace(
+        "nvidia.com/mig.config: all-1g.10gb",
+        "nvidia.com/mig.config: all-balanced",
+    ));
+    let (code, text) = run(&["plan", "-f", &all, "--nodes", &nodes], &[("COLUMNS", "80")]);
+    let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    let change =
+        "GPUs 0, 1: 1g.10gb:2,2g.20gb:1,3g.40gb:1 -> 1g.10gb:7 (goes 1 x 2g.20gb, 1 x 3g.40gb; comes 5 x 1g.10gb)";
+    assert!(code == Some(0) && words.contains(change), "{code:?} {text}");
+    assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+}
+
 #[test]
 fn colour_is_for_terminals_that_want_it() {
     let nodes = file(DUMP);

@@ -139,6 +139,62 @@ fn a_block_that_is_null_gets_a_warning_with_its_line() {
     assert_eq!(validate::text(&[report]).matches("warning: ").count(), 2);
 }
 
+/// The warnings about a policy with this `spec`, each with its field.
+fn warnings(spec: &str) -> Vec<String> {
+    let text = SourceText {
+        name: "file".to_owned(),
+        contents: format!("{POLICY}spec: {spec}\n"),
+    };
+    let reports = KnownKinds::new().expect("generated schemas").validate(&text);
+    assert_eq!(reports[0].problems, [], "{spec}");
+    let warnings = reports.iter().flat_map(|report| &report.warnings);
+    warnings
+        .map(|warning| format!("{}: {}", warning.path, warning.message))
+        .collect()
+}
+
+#[test]
+fn a_layout_that_a_selected_board_cannot_have_gets_a_warning_with_the_nearest_one() {
+    let layout = |selector: &str, group: &str| {
+        warnings(&format!(
+            "{{{selector}, devicePlugin: {{mig: {{strategy: Mixed, layout: [{{disabled: true, devices: {{indices: [0]}}}}, {group}]}}}}}}"
+        ))
+    };
+    let path = "spec.devicePlugin.mig.layout[1]";
+    let any = "nodeSelector: {}";
+    assert_eq!(
+        layout(
+            any,
+            "{devices: {products: [NVIDIA-A100-SXM4-80GB]}, instances: {3g.40gb: 2, 1g.10gb: 1}}"
+        ),
+        [format!(
+            "{path}.instances: 1g.10gb:1,3g.40gb:2 cannot be on A100-80GB: it needs 9 memory slices, and a GPU has 8; the nearest layout that fits is 3g.40gb:2"
+        )]
+    );
+    assert_eq!(
+        layout(
+            any,
+            "{devices: {deviceIds: ['0x233010DE', '0x20B710DE']}, preset: all-1g.10gb}"
+        ),
+        [format!(
+            "{path}.preset: all-1g.10gb cannot be on A30-24GB: the board has no preset `all-1g.10gb`; it has all-enabled, all-1g.6gb, all-1g.6gb.me, all-2g.12gb, all-2g.12gb.me, all-4g.24gb, all-balanced"
+        )]
+    );
+    assert_eq!(
+        layout("gpuSelector: {products: ['*A30']}", "{instances: {1g.10gb: 7}}").len(),
+        1
+    );
+    for (selector, group) in [
+        // It fits one of the boards that the glob selects.
+        (any, "{devices: {products: ['*A100*']}, instances: {1g.10gb: 7}}"),
+        ("gpuSelector: {products: [Tesla-V100*]}", "{instances: {1g.10gb: 7}}"),
+        (any, "{instances: {1g.10gb: 7}}"),
+        (any, "{devices: {products: [NVIDIA-H20]}, instances: {1g.12gb: 7}}"),
+    ] {
+        assert_eq!(layout(selector, group), Vec::<String>::new(), "{selector} {group}");
+    }
+}
+
 #[test]
 fn the_items_of_a_list_are_judged_one_by_one() {
     let item = "- apiVersion: gpunode.dev/v1alpha1\n  kind: GpuNodePolicy\n  metadata: {name: a}\n  spec:\n";

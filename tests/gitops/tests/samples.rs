@@ -35,6 +35,7 @@ fn verdicts(folder: &str) -> Vec<(String, ValidationResult, Vec<String>)> {
 #[ignore = "needs kubectl: make test"]
 fn every_sample_is_built_and_accepted() {
     let all = vec![
+        "a100-mig",
         "a100-mig-mixed",
         "autoscaled",
         "big-gpus",

@@ -1,5 +1,6 @@
 //! An explanation as tables for people.
 
+use super::gpu_layouts::ExplainedLayout;
 use crate::{
     cluster::{UnreadableObject, unreadable_lines},
     configuration::{self, short_hash},
@@ -10,10 +11,10 @@ use gpunode_plan::{EntryKind, EntrySource, EntryState, Explanation, ExplanationE
 use std::fmt::Write as _;
 
 /// Returns a table of policies and one of what they set, then the configuration and the unreadable objects. `config` is the
-/// configuration of the node. Labels with facts about GPUs are counted, or listed with `all`.
+/// configuration of the node, with the MIG layouts of its GPUs. Labels with facts about GPUs are counted, or listed with `all`.
 pub fn explanation(
     explanation: &Explanation,
-    config: Option<&Configuration>,
+    config: Option<(&Configuration, &[ExplainedLayout])>,
     unreadable: &[UnreadableObject],
     all: bool,
     width: TextWidth,
@@ -48,7 +49,7 @@ pub fn explanation(
         ];
         let _ = write!(text, "\n{}", table(width, columns, &rows(explanation, all)));
     }
-    if let Some(config) = config {
+    if let Some((config, layouts)) = config {
         let heading = style::HEADING;
         let name = short_hash(&config.hash);
         let _ = writeln!(
@@ -59,9 +60,36 @@ pub fn explanation(
         for line in configuration::describe(&config.document) {
             let _ = writeln!(text, "{}", wrapped(&plain(&line), width, 2));
         }
+        text.push_str(&layout_table(layouts, width));
     }
     text.push_str(&unreadable_lines(unreadable, width));
     text
+}
+
+fn layout_table(layouts: &[ExplainedLayout], width: TextWidth) -> String {
+    let row = |layout: &ExplainedLayout| -> [TableCell; 5] {
+        let gpus: Vec<String> = layout.gpus.iter().map(ToString::to_string).collect();
+        let field = layout.field.as_deref().unwrap_or("no group: stays as it is");
+        [
+            gpus.join(", ").into(),
+            layout.wanted.as_deref().unwrap_or_default().into(),
+            layout.observed.as_deref().unwrap_or_default().into(),
+            layout.phase.unwrap_or_default().into(),
+            field.into(),
+        ]
+    };
+    let rows: Vec<_> = layouts.iter().map(row).collect();
+    let columns = [
+        TableColumn::new("GPUS"),
+        TableColumn::new("MIG LAYOUT"),
+        TableColumn::below_after(1, "HAS"),
+        TableColumn::new("PHASE"),
+        TableColumn::below("FIELD"),
+    ];
+    if rows.is_empty() {
+        return String::new();
+    }
+    format!("\n{}", table(width, columns, &rows))
 }
 
 fn verdict(policy: &PolicyMatch) -> [TableCell; 5] {
@@ -229,7 +257,7 @@ mod tests {
             hash: "0123456789abcdef".to_owned(),
             document: "resources: [{name: nvidia.com/gpu, sharing: {strategy: TimeSlicing, replicas: 4}}]".to_owned(),
         };
-        anstream::adapter::strip_str(&explanation(&explained, Some(&config), &[], false, width)).to_string()
+        anstream::adapter::strip_str(&explanation(&explained, Some((&config, &[])), &[], false, width)).to_string()
     }
 
     fn policies() -> [GpuNodePolicy; 3] {
@@ -345,6 +373,43 @@ mod tests {
         assert_eq!(counted.matches("labels (list them with --all)").count(), 1, "{counted}");
         assert!(text(true).contains("label nvidia.com/gpu.count=1"), "{}", text(true));
         assert!(!text(true).contains("--all"), "{}", text(true));
+    }
+
+    #[test]
+    fn the_source_of_each_layout_is_named() {
+        let gpu = |index: u32, product: &str, mode: Option<&str>, phase: Option<&str>| {
+            let mig = phase.map(|phase| json!({"wanted": "3g.40gb:2", "observed": "off", "phase": phase}));
+            json!({"index": index, "uuid": format!("GPU-{index}"), "product": product, "memoryMiB": 1, "migMode": mode, "mig": mig})
+        };
+        let a100 = "NVIDIA-A100-SXM4-80GB";
+        let gpus = [
+            gpu(0, a100, Some("Disabled"), Some("Waiting")),
+            gpu(1, a100, Some("Disabled"), Some("Waiting")),
+            gpu(2, a100, Some("Disabled"), None),
+            gpu(3, a100, Some("Enabled"), None),
+        ];
+        let document = "mig: {strategy: Mixed, layout: [{devices: {indices: [0, 1]}, instances: {3g.40gb: 2}}, {devices: {indices: [2]}, preset: all-balanced}]}";
+        let config = json!({"policy": "p", "version": 1, "hash": "0123456789abcdef", "document": document});
+        let gpu_node = json!({"apiVersion": "gpunode.dev/v1alpha1", "kind": "GpuNode", "metadata": {"name": "n1"},
+            "spec": {"config": config}, "status": {"gpus": gpus}});
+        let gpu_node = serde_json::from_value(gpu_node).expect("a GpuNode");
+        let layouts = super::super::gpu_layouts::explained_layouts(&gpu_node);
+        let shown = |width| anstream::adapter::strip_str(&layout_table(&layouts, width)).to_string();
+        insta::assert_snapshot!(shown(TextWidth::UNLIMITED), @r"
+        GPUS   MIG LAYOUT                      HAS   PHASE     FIELD
+        0, 1   3g.40gb:2                       off   Waiting   spec.devicePlugin.mig.layout[0]
+        2      1g.10gb:2,2g.20gb:1,3g.40gb:1   off   -         spec.devicePlugin.mig.layout[1]
+        3      -                               {}    -         no group: stays as it is
+        ");
+        insta::assert_snapshot!(shown(TextWidth::of(80)), @r"
+        GPUS   MIG LAYOUT                      HAS   PHASE
+        0, 1   3g.40gb:2                       off   Waiting
+          FIELD spec.devicePlugin.mig.layout[0]
+        2      1g.10gb:2,2g.20gb:1,3g.40gb:1   off   -
+          FIELD spec.devicePlugin.mig.layout[1]
+        3      -                               {}    -
+          FIELD no group: stays as it is
+        ");
     }
 
     #[test]

@@ -5,6 +5,7 @@ use super::{
     disruption::disruptions,
     eviction::{EvictedPod, evicted, may_evict},
     forecast::{self, DeviceForecast, ResourceForecast},
+    layout_forecast::LayoutForecast,
     simulation::SimulatedNode,
 };
 use crate::{
@@ -61,6 +62,9 @@ pub struct PlannedNode {
     /// Count of each resource, in the order of the policy; only where the configuration changes.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub offers: Vec<ResourceForecast>,
+    /// Changes of MIG by group of equal GPUs; only where the configuration changes.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub mig: Vec<LayoutForecast>,
     /// Limits of the plan, and temporary states.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
@@ -207,6 +211,7 @@ fn change(live: &SimulatedNode, before: &SimulatedNode, after: &SimulatedNode, p
             .chain(effect.obstacles)
             .collect(),
         offers: effect.offers,
+        mig: effect.layouts,
         notes: after
             .meanwhile
             .difference(&before.meanwhile)

@@ -1,6 +1,9 @@
 //! The effect of a new configuration on the devices of one node, computed with the agent's own function. Pure.
 
-use super::simulation::configuration_of;
+use super::{
+    layout_forecast::{LayoutForecast, layout_forecasts},
+    simulation::configuration_of,
+};
 use crate::output::plural;
 use gpunode_config::{AgentConfig, ResourceConfig};
 use gpunode_crds::{GpuNode, GpuNodeStatus, named};
@@ -54,6 +57,8 @@ impl ResourceForecast {
 #[derive(Debug, Default)]
 pub struct DeviceForecast {
     pub offers: Vec<ResourceForecast>,
+    /// Changes of MIG.
+    pub layouts: Vec<LayoutForecast>,
     pub notes: Vec<String>,
     /// Held devices that stay unchanged until their pods end.
     pub waiting: Vec<String>,
@@ -81,8 +86,15 @@ pub fn forecast(before: Option<&GpuNode>, after: Option<&GpuNode>) -> DeviceFore
         .and_then(configuration_of)
         .and_then(|config| desired_devices(&inventory, &config).ok())
         .unwrap_or_default();
-    let then = match desired_devices(&inventory, &config) {
-        Ok(then) => then,
+    let layouts = before
+        .zip(after)
+        .map(|(before, after)| layout_forecasts(before, after))
+        .unwrap_or_default();
+    let divided = layouts.status.as_ref().map(gpunode_plan::inventory);
+    let divided = divided.as_ref().unwrap_or(&inventory);
+    let desired = desired_devices(&inventory, &config);
+    let (unchanged, then) = match desired.and_then(|unchanged| Ok((unchanged, desired_devices(divided, &config)?))) {
+        Ok(both) => both,
         Err(error) => {
             let refused = format!("the agent would reject this configuration: {error}");
             return DeviceForecast {
@@ -103,14 +115,17 @@ pub fn forecast(before: Option<&GpuNode>, after: Option<&GpuNode>) -> DeviceFore
     if !obstacles.is_empty() {
         obstacles.push(fails(before));
     }
+    obstacles.extend(layouts.obstacles);
     if then.devices.is_empty() && !now.devices.is_empty() {
         let count = plural(now.devices.len(), "device", "devices");
         obstacles.push(format!("the node would no longer advertise any device (now {count})"));
     }
     DeviceForecast {
         offers: resource_forecasts(&config, &now, &then, status),
-        notes: missing.into_iter().collect(),
-        waiting: waiting(status, &now, &then),
+        layouts: layouts.changes,
+        notes: missing.into_iter().chain(layouts.notes).collect(),
+        // Pods on instances that go delay the change; they are no reason to call it disruptive.
+        waiting: waiting(status, &now, &unchanged),
         obstacles,
     }
 }

@@ -35,6 +35,9 @@ pub fn plan(plan: &ClusterPlan, width: TextWidth) -> String {
             };
             text.push_str(&line(paint, &format!("  {sign} {}", describe(change))));
         }
+        for layout in &node.mig {
+            text.push_str(&line(style::PLAIN, &format!("    {}", layout.words())));
+        }
         for offer in &node.offers {
             let paint = if offer.would_not_fit > 0 {
                 style::BAD

@@ -3,6 +3,7 @@
 use super::{
     devices::{DeviceAvailability, DeviceSummary},
     faults::fault_descriptions,
+    mig::layout_problems,
     node::NodeSummary,
 };
 use gpunode_crds::{RELEASE_LABEL, named};
@@ -36,6 +37,7 @@ pub fn problems(state: &NodeSummary, node: Option<&Node>, known: &BTreeSet<Strin
         .chain(released)
         .chain(state.unreadable_annotation.clone())
         .chain(fault_descriptions(&state.devices))
+        .chain(layout_problems(&state.mig))
         .collect()
 }
 

@@ -259,3 +259,79 @@ pub fn rolling() -> FleetSummary {
         now(),
     )
 }
+
+/// Two nodes on the way to a layout: GPUs in every phase, and one that cannot have it.
+pub fn dividing() -> FleetSummary {
+    let gpu = |(index, phase, reason, message): (usize, &str, Option<&str>, Option<&str>)| {
+        let observed = if phase == "Applied" {
+            "1g.10gb:3,4g.40gb:1"
+        } else {
+            "1g.10gb:7"
+        };
+        let mig = json!({"wanted": "1g.10gb:3,4g.40gb:1", "observed": observed, "phase": phase, "reason": reason,
+            "message": message, "since": "2026-01-02T03:04:05Z"});
+        json!({"index": index, "uuid": format!("GPU-{index}"), "product": "NVIDIA-A100-SXM4-80GB", "memoryMiB": 81920,
+            "migMode": "Enabled", "mig": mig})
+    };
+    let node = |name: &str, gpus: &[(usize, &str, Option<&str>, Option<&str>)]| {
+        let holder = json!({"namespace": "team", "pod": "train", "container": "c", "resource": "r", "device": "GPU-1", "count": 1});
+        let ready = json!({"type": "Ready", "status": "True", "reason": "ConfigurationInForce", "message": "",
+            "lastTransitionTime": "2026-01-02T03:04:05Z"});
+        from::<GpuNode>(json!({
+            "apiVersion": "gpunode.dev/v1alpha1", "kind": "GpuNode", "metadata": {"name": name},
+            "spec": {"config": {"policy": "p", "version": 1, "hash": "h", "document": "{}"}},
+            "status": {"hardware": "4 x NVIDIA-A100-SXM4-80GB", "configHash": "h", "conditions": [ready], "holders": [holder],
+                "gpus": gpus.iter().copied().map(gpu).collect::<Vec<_>>()},
+        }))
+    };
+    let in_use = "process 4711 (dcgm) is on 1g.10gb@3; end it";
+    let gpu_nodes = [
+        node(
+            "a",
+            &[
+                (0, "Applied", None, None),
+                (1, "Waiting", None, Some("waits for team/train")),
+                (2, "Blocked", Some("InUse"), Some(in_use)),
+                (3, "Blocked", Some("InUse"), Some(in_use)),
+            ],
+        ),
+        node(
+            "b",
+            &[
+                (
+                    0,
+                    "RebootRequired",
+                    Some("ModePending"),
+                    Some("the mode changes with the next boot; reboot the node"),
+                ),
+                (1, "AwaitingApproval", None, Some("waits for its turn")),
+            ],
+        ),
+    ];
+    let node = |name: &str| {
+        from::<Node>(json!({
+            "apiVersion": "v1", "kind": "Node", "metadata": {"name": name},
+            "status": {"conditions": [{"type": "Ready", "status": "True"}]},
+        }))
+    };
+    let policy = from::<GpuNodePolicy>(json!({
+        "apiVersion": "gpunode.dev/v1alpha1", "kind": "GpuNodePolicy", "metadata": {"name": "p"},
+        "spec": {"nodeSelector": {}}, "status": {"observedGeneration": 1},
+    }));
+    FleetSummary::new(
+        &ListedObjects {
+            objects: gpu_nodes.into(),
+            unreadable: Vec::new(),
+        },
+        &ListedObjects {
+            objects: ["a", "b"].map(node).into(),
+            unreadable: Vec::new(),
+        },
+        &ListedObjects {
+            objects: vec![policy],
+            unreadable: Vec::new(),
+        },
+        None,
+        now(),
+    )
+}

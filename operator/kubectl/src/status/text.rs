@@ -4,10 +4,12 @@
 //! |---|---|
 //! | `problems` | the list of problems, each sentence once |
 //! | `devices` | tables of devices, their holders, and changes that wait |
+//! | `mig` | the table of MIG layouts |
 //! | `usage` | the table of what is in use |
 //! | `rollout` | the table of rollouts that are not finished |
 
 mod devices;
+mod mig;
 mod problems;
 mod rollout;
 mod usage;
@@ -20,12 +22,13 @@ use super::{
 };
 use crate::output::{NO_POLICY, TableCell, TableColumn, TextWidth, nearest_node_text, plain, style, table, wrapped};
 use devices::{device_table, waiting, withheld};
+use mig::layouts;
 use problems::problems;
 use rollout::rollouts;
 use std::fmt::Write as _;
 use usage::usage;
 
-/// Most waiting changes shown for a fleet; `-o json` has all of them.
+/// Most waiting changes, and layouts on the way, shown for a fleet; `-o json` has all of them.
 const MAX_WAITING: usize = 20;
 
 /// Returns the problems, then tables of nodes and policies, then waiting changes.
@@ -81,6 +84,7 @@ pub fn fleet(fleet: &FleetSummary, width: TextWidth) -> String {
     if let Some(discovery) = fleet.discovery {
         let _ = writeln!(text, "\n{}", wrapped(&discovery.text(), width, 2));
     }
+    text.push_str(&layouts(fleet, false, MAX_WAITING, width));
     text.push_str(&waiting(fleet, MAX_WAITING, width));
     text
 }
@@ -97,6 +101,7 @@ pub fn nodes(fleet: &FleetSummary, width: TextWidth) -> String {
         );
         let _ = writeln!(text, "{}", wrapped(&line, width, 2));
     }
+    text.push_str(&layouts(fleet, true, usize::MAX, width));
     text.push_str(&waiting(fleet, usize::MAX, width));
     text
 }

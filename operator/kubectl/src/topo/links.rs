@@ -1,6 +1,6 @@
 //! The GPUs of a node and their links. Pure.
 
-use gpunode_crds::{GpuDevice, GpuNodeStatus, Holder, LinkLevel};
+use gpunode_crds::{GpuDevice, GpuNodeStatus, Holder, LinkLevel, MigDevice, MigStatus};
 use gpunode_gpu::PairScores;
 use gpunode_plan::inventory;
 use serde::Serialize;
@@ -17,6 +17,11 @@ pub struct LinkedGpu {
     pub links: Vec<PairLink>,
     /// Containers that hold the GPU or one of its MIG devices.
     pub holders: Vec<Holder>,
+    /// Progress towards the MIG layout of the configuration.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mig: Option<MigStatus>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub mig_devices: Vec<MigDevice>,
 }
 
 /// The link to another GPU.
@@ -62,6 +67,8 @@ pub fn gpus(status: &GpuNodeStatus) -> Vec<LinkedGpu> {
             .filter(|holder| is_part(gpu, &holder.device))
             .cloned()
             .collect(),
+        mig: gpu.mig.clone(),
+        mig_devices: gpu.mig_devices.clone(),
     };
     there.iter().map(gpu).collect()
 }

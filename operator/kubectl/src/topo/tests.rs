@@ -80,6 +80,37 @@ fn links_holders_and_what_would_be_chosen_are_shown() {
 }
 
 #[test]
+fn mig_devices_are_shown_with_their_holders_and_the_phase_of_their_gpu() {
+    let mut gpu_node = node("{}", "nvidia.com/mig-1g.10gb", None, 1, &[]);
+    let status = gpu_node.status.as_mut().expect("a status");
+    status.gpus.truncate(3);
+    let device = |instance: u32, profile: &str| {
+        let uuid = format!("MIG-6c1d3b2e-0000-0000-0000-00000000000{instance}");
+        json!({"uuid": uuid, "profile": profile, "gpuInstance": instance, "computeInstance": 0, "memoryMiB": 1})
+    };
+    let waiting = json!({"wanted": "off", "observed": "1g.10gb:1,4g.40gb:1", "phase": "Waiting"});
+    let applied = json!({"wanted": "{}", "observed": "{}", "phase": "Applied"});
+    let devices = json!([device(1, "1g.10gb"), device(2, "4g.40gb")]);
+    status.gpus[0].mig_devices = serde_json::from_value(devices).expect("MIG devices");
+    status.gpus[0].mig = serde_json::from_value(waiting).expect("a layout");
+    status.gpus[1].mig = serde_json::from_value(applied).expect("a layout");
+    let mut held = holder("train-0", "nvidia.com/mig-4g.40gb", 0, 1);
+    held["device"] = json!("MIG-6c1d3b2e-0000-0000-0000-000000000002");
+    status.holders = vec![serde_json::from_value(held).expect("a holder")];
+    let text = shown(&gpu_node, None);
+    let (_, table) = text.rsplit_once("\n\n").expect("a second table");
+    insta::assert_snapshot!(table, @r"
+    GPU    MIG DEVICE      UUID                                       HELD BY        LAYOUT
+    GPU0   1g.10gb (1/0)   MIG-6c1d3b2e-0000-0000-0000-000000000001   -              Waiting
+    GPU0   4g.40gb (2/0)   MIG-6c1d3b2e-0000-0000-0000-000000000002   team/train-0   Waiting
+    GPU1   -               -                                          -              Applied
+    ");
+    let topology = topology(&gpu_node, None, None).expect("an answer");
+    let narrow = anstream::adapter::strip_str(&text::topology(&topology, TextWidth::of(80))).to_string();
+    assert!(narrow.lines().all(|line| line.chars().count() <= 80), "{narrow}");
+}
+
+#[test]
 fn shares_are_answered_as_the_agent_does() {
     let answer = |document: &str, sharing, held: &[Value], size| {
         let gpu_node = node(document, "a.b/c", Some(sharing), 4, held);

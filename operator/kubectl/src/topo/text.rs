@@ -6,7 +6,7 @@ use super::{
     topology::NodeTopology,
 };
 use crate::output::{TableCell, TableColumn, TextWidth, grid, plain, style, table, wrapped};
-use gpunode_crds::{LinkLevel, named};
+use gpunode_crds::{Holder, LinkLevel, MigDevice, named};
 use std::{collections::BTreeSet, fmt::Write as _};
 
 /// Most pods named for one GPU.
@@ -28,7 +28,7 @@ pub fn topology(topology: &NodeTopology, width: TextWidth) -> String {
     let mut text = if topology.gpus.is_empty() {
         format!("node {} has no GPU\n", plain(&topology.node))
     } else {
-        matrix(&topology.gpus, width) + &legend(&topology.gpus, width)
+        matrix(&topology.gpus, width) + &legend(&topology.gpus, width) + &instances(&topology.gpus, width)
     };
     let bad = style::BAD;
     if !topology.missing.is_empty() {
@@ -71,12 +71,54 @@ fn matrix(gpus: &[LinkedGpu], width: TextWidth) -> String {
 }
 
 fn holders(gpu: &LinkedGpu) -> String {
-    let pods: BTreeSet<String> = gpu
-        .holders
-        .iter()
+    pods(gpu.holders.iter())
+}
+
+fn pods<'a>(holders: impl Iterator<Item = &'a Holder>) -> String {
+    let pods: BTreeSet<String> = holders
         .map(|holder| format!("{}/{}", holder.namespace, holder.pod))
         .collect();
     named(pods, MAX_PODS)
+}
+
+/// Returns the MIG devices of the GPUs, and how far each GPU is with its layout.
+fn instances(gpus: &[LinkedGpu], width: TextWidth) -> String {
+    let row = |gpu: &LinkedGpu, device: Option<&MigDevice>| -> [TableCell; 5] {
+        let name = device.map(|of| format!("{} ({}/{})", of.profile, of.gpu_instance, of.compute_instance));
+        let held = device.map(|of| pods(gpu.holders.iter().filter(|holder| holder.device == of.uuid)));
+        [
+            format!("GPU{}", gpu.index).into(),
+            name.unwrap_or_default().into(),
+            device.map(|of| of.uuid.as_str()).unwrap_or_default().into(),
+            held.unwrap_or_default().into(),
+            gpu.mig
+                .as_ref()
+                .map(|mig| mig.phase.as_str())
+                .unwrap_or_default()
+                .into(),
+        ]
+    };
+    let rows = gpus
+        .iter()
+        .filter(|gpu| gpu.mig.is_some() || !gpu.mig_devices.is_empty())
+        .flat_map(|gpu| {
+            let devices = gpu.mig_devices.iter().map(|device| row(gpu, Some(device)));
+            devices
+                .chain(gpu.mig_devices.is_empty().then(|| row(gpu, None)))
+                .collect::<Vec<_>>()
+        });
+    let rows: Vec<_> = rows.collect();
+    if rows.is_empty() {
+        return String::new();
+    }
+    let columns = [
+        TableColumn::new("GPU"),
+        TableColumn::new("MIG DEVICE"),
+        TableColumn::below("UUID"),
+        TableColumn::new("HELD BY"),
+        TableColumn::new("LAYOUT"),
+    ];
+    format!("\n{}", table(width, columns, &rows))
 }
 
 /// Explains the symbols that occur.

@@ -1,7 +1,7 @@
 //! The validation of one document: the problems of every layer, each field once.
 
 use super::{
-    metadata, nulls,
+    layouts, metadata, nulls,
     problem::{DocumentProblem, child, parent},
     report::{DocumentReport, ValidationResult},
     schema::KindSchema,
@@ -157,9 +157,13 @@ impl KnownKinds {
                 Err(problem) => problems.push(problem),
             }
         }
+        let mut warnings = nulls::warnings(object);
+        if name == GpuNodePolicy::kind(&()) && problems.is_empty() {
+            warnings.extend(layouts::warnings(object));
+        }
         Some(ObjectFindings {
             problems,
-            warnings: nulls::warnings(object),
+            warnings,
             rules_unchecked,
             object: findings.object,
         })

@@ -44,18 +44,8 @@ pub fn read(path: &Path) -> Result<Vec<SourceText>, SourceError> {
         name: name.clone(),
         source,
     };
-    if name == "-" {
-        return Ok(vec![SourceText {
-            contents: bounded(io::stdin()).map_err(failed)?,
-            name,
-        }]);
-    }
     if !path.is_dir() {
-        let file = fs::File::open(path).map_err(failed)?;
-        return Ok(vec![SourceText {
-            contents: bounded(file).map_err(failed)?,
-            name,
-        }]);
+        return Ok(vec![read_file(path)?]);
     }
     let entries = fs::read_dir(path)
         .and_then(Iterator::collect::<io::Result<Vec<_>>>)
@@ -69,18 +59,24 @@ pub fn read(path: &Path) -> Result<Vec<SourceText>, SourceError> {
     if files.is_empty() {
         return Err(SourceError::NothingThere(name));
     }
-    files
-        .iter()
-        .map(|path| {
-            let name = path.display().to_string();
-            let read = fs::File::open(path).and_then(bounded);
-            let contents = read.map_err(|source| SourceError::Read {
-                name: name.clone(),
-                source,
-            })?;
-            Ok(SourceText { name, contents })
-        })
-        .collect()
+    files.iter().map(|path| read_file(path)).collect()
+}
+
+/// Reads one file; `-` is standard input.
+///
+/// # Errors
+/// When it cannot be read.
+pub(crate) fn read_file(path: &Path) -> Result<SourceText, SourceError> {
+    let name = path.display().to_string();
+    let read = if name == "-" {
+        bounded(io::stdin())
+    } else {
+        fs::File::open(path).and_then(bounded)
+    };
+    match read {
+        Ok(contents) => Ok(SourceText { name, contents }),
+        Err(source) => Err(SourceError::Read { name, source }),
+    }
 }
 
 fn is_manifest(path: &Path) -> bool {

@@ -50,6 +50,7 @@ fn said(status: &Value, from: &str, to: &str) -> String {
         notes,
         waiting,
         obstacles,
+        ..
     } = forecast(Some(&before), Some(&after));
     let offers = offers.into_iter().map(
         |ResourceForecast {
@@ -118,6 +119,33 @@ fn mig_devices_are_counted_and_what_they_cannot_give_is_said() {
     ! resource nvidia.com/gpu: 1 of its GPUs (first: GPU 0) have MIG enabled and no MIG device, so gpunode advertises no device of this resource; create MIG instances or disable MIG on these GPUs
     ! the node would fail and stop the rollout
     ");
+}
+
+#[test]
+fn resources_are_counted_with_the_new_layout_and_pods_on_what_goes_only_delay_it() {
+    let holder = json!({"namespace": "ml", "pod": "a", "container": "c", "resource": "nvidia.com/mig-1g.10gb",
+        "device": "MIG-0", "count": 1});
+    let status = json!({"gpus": divided(&["1g.10gb", "1g.10gb"], true), "holders": [holder]});
+    let (before, after) = (
+        gpu_node("mig: {strategy: Mixed}", &status),
+        gpu_node("mig: {strategy: Mixed, layout: [{instances: {2g.20gb: 2}}]}", &status),
+    );
+    let found = forecast(Some(&before), Some(&after));
+    let offers: Vec<String> = found
+        .offers
+        .iter()
+        .map(|of| format!("{}: {} ({})", of.resource, of.words, of.comparison()))
+        .collect();
+    assert_eq!(
+        offers,
+        [
+            "nvidia.com/gpu: nothing: no remaining device matches its selector (unchanged)",
+            "nvidia.com/mig-2g.20gb: 2 MIG devices (now 0)",
+            "nvidia.com/mig-1g.10gb: nothing: the configuration does not name it (now 2; 1 held: 1 would not fit)",
+        ]
+    );
+    assert_eq!(found.waiting, Vec::<String>::new());
+    assert_eq!(found.obstacles, Vec::<String>::new());
 }
 
 #[test]

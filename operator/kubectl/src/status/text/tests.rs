@@ -5,7 +5,7 @@ use crate::{
     cluster::{ListedObjects, UnreadableObject},
     status::{
         policy::summarise_policy,
-        sample::{rolling, sample, shared},
+        sample::{dividing, rolling, sample, shared},
     },
 };
 use gpunode_crds::NodeFailure;
@@ -58,6 +58,60 @@ fn a_fleet_begins_with_its_problems() {
     v100     Enforce   100        3         1             1          1        0            False     NodesUpdating
     policy new matches no node; nearest node: a (and 5 others as near): spec.nodeSelector.matchLabels[pool]: wants "x", node has no such label
     "#);
+}
+
+#[test]
+fn layouts_on_the_way_are_shown_with_what_keeps_them() {
+    insta::assert_snapshot!(shown(&dividing(), TextWidth::of(120)), @r"
+    PROBLEMS
+    node a: GPUs 2, 3 are Blocked (InUse) since 2026-01-02T03:04:05Z, on the way to MIG layout 1g.10gb:3,4g.40gb:1: process
+      4711 (dcgm) is on 1g.10gb@3; end it
+    node b: GPU 0 is RebootRequired (ModePending) since 2026-01-02T03:04:05Z, on the way to MIG layout 1g.10gb:3,4g.40gb:1:
+      the mode changes with the next boot; reboot the node
+
+    NODE   HARDWARE                    POLICY   RESOURCES   CONFIG     READY   REASON                 FAULT
+    a      4 x NVIDIA-A100-SXM4-80GB   p        -           in force   True    ConfigurationInForce   -
+    b      4 x NVIDIA-A100-SXM4-80GB   p        -           in force   True    ConfigurationInForce   -
+
+    POLICY   MODE      PRIORITY   MATCHED   NODES READY   UPDATING   FAILED   CONFLICTED   READY     REASON
+    p        Enforce   0          0         0             0          0        0            Unknown   -
+
+    MIG LAYOUTS
+    NODE   GPUS   PHASE                          WANTED                HAS         HELD BY
+    a      1      Waiting                        1g.10gb:3,4g.40gb:1   1g.10gb:7   team/train
+    a      2, 3   Blocked (InUse)                1g.10gb:3,4g.40gb:1   1g.10gb:7   -
+    b      0      RebootRequired (ModePending)   1g.10gb:3,4g.40gb:1   1g.10gb:7   -
+    b      1      AwaitingApproval               1g.10gb:3,4g.40gb:1   1g.10gb:7   -
+    ");
+    let node = dividing()
+        .only(&["a".to_owned()], &no_nodes())
+        .expect("there is such a node");
+    insta::assert_snapshot!(stripped(&super::nodes(&node, TextWidth::of(80))), @r"
+    PROBLEMS
+    node a: GPUs 2, 3 are Blocked (InUse) since 2026-01-02T03:04:05Z, on the way to
+      MIG layout 1g.10gb:3,4g.40gb:1: process 4711 (dcgm) is on 1g.10gb@3; end it
+
+    NODE   POLICY   RESOURCES   CONFIG     READY   REASON                 FAULT
+    a      p        -           in force   True    ConfigurationInForce   -
+      HARDWARE 4 x NVIDIA-A100-SXM4-80GB
+
+    NODE   GPU   STATE            FAULT   RESOURCE   HELD   POD          CONTAINER
+    a      0     not advertised   -       -          -      -            -
+      DEVICE NVIDIA-A100-SXM4-80GB
+    a      1     held             -       r          1      team/train   c
+      DEVICE NVIDIA-A100-SXM4-80GB
+    a      2     not advertised   -       -          -      -            -
+      DEVICE NVIDIA-A100-SXM4-80GB
+    a      3     not advertised   -       -          -      -            -
+      DEVICE NVIDIA-A100-SXM4-80GB
+
+    MIG LAYOUTS
+    NODE   GPUS   PHASE             WANTED                HAS
+    a      0      Applied           1g.10gb:3,4g.40gb:1   1g.10gb:3,4g.40gb:1
+    a      1      Waiting           1g.10gb:3,4g.40gb:1   1g.10gb:7
+      HELD BY team/train
+    a      2, 3   Blocked (InUse)   1g.10gb:3,4g.40gb:1   1g.10gb:7
+    ");
 }
 
 #[test]
