@@ -361,8 +361,8 @@ impl LeaderElector {
         request: impl Future<Output = kube::Result<T>>,
     ) -> Result<T, AttemptError> {
         let limit = self.durations.request_timeout();
-        let begin = if self.is_leading() { began } else { Instant::now() };
-        let answer = timeout_at(begin + limit, request).await;
+        let from = if self.is_leading() { began } else { Instant::now() };
+        let answer = timeout_at(from + limit, request).await;
         Ok(answer.map_err(|_| AttemptError::NoAnswer(limit))??)
     }
 

@@ -99,9 +99,9 @@ fn each_request_for_the_lease_goes_where_those_of_the_control_plane_go() {
         verbs.extend(of_rule.map(|verb| verb.as_str().unwrap().to_owned()));
     }
     let granted = |kind: &str| -> BTreeSet<String> {
-        let roles = documents(&read("manifests/default/operator-rbac.yaml"));
-        let roles = roles.into_iter().filter(|role| role["kind"] == kind);
-        let rules = roles.flat_map(|role| role["rules"].as_array().unwrap().clone());
+        let objects = documents(&read("manifests/default/operator-rbac.yaml"));
+        let of_kind = objects.into_iter().filter(|role| role["kind"] == kind);
+        let rules = of_kind.flat_map(|role| role["rules"].as_array().unwrap().clone());
         let of_leases = rules.filter(|rule| rule["resources"] == json!(["leases"]));
         let verbs = of_leases.flat_map(|rule| rule["verbs"].as_array().unwrap().clone());
         verbs.map(|verb| verb.as_str().unwrap().to_owned()).collect()
