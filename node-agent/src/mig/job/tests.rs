@@ -6,6 +6,7 @@ use gpunode_mig::{MigLayout, PresentInstance, solve};
 use gpunode_scenario::{GpuProcess, OpenHandle, ProcessKind, ReturnCode, StateFile};
 use std::{fs, os::unix::fs::symlink, path::Path};
 use tempfile::TempDir;
+use tokio::sync::watch;
 
 const A100: &str = "{node: n, board: NVIDIA A100-SXM4-80GB, count: 1, topology: NVSwitch, mig: [{gpus: [0]}]}";
 const H100: &str = "{node: n, board: NVIDIA H100 80GB HBM3, count: 1, topology: NVSwitch}";
@@ -37,7 +38,7 @@ impl Host {
         let roots = self.roots();
         let library = roots.find().unwrap().library;
         let read = |_: &str| crate::driver::pci::PciFunction::default();
-        let reading = crate::driver::nvml::read(&library, self.root.path(), &[], read, |_| ()).unwrap();
+        let reading = crate::driver::nvml::read(&library, self.root.path(), &[], false, read, |_| ()).unwrap();
         let mut gpu = reading.inventory.gpus[0].clone();
         gpu.mig_state = read_mig_state(&library, &GpuAddress::of(&gpu)).unwrap();
         gpu
@@ -92,12 +93,12 @@ impl Host {
 
     fn change(&self, kind: WorkKind, layout: &GpuLayout) -> AttemptResult {
         let job = self.job(kind, layout);
-        let mut file = RecordFile::load(self.root.path());
+        let mut file = RecordFile::load(self.root.path(), watch::Sender::default());
         job.change(&mut file, &job.roots.calls.begin().unwrap())
     }
 
     fn record(&self) -> gpunode_gpu::MigRecord {
-        let records = RecordFile::load(self.root.path());
+        let records = RecordFile::load(self.root.path(), watch::Sender::default());
         records.records().values().next().cloned().unwrap_or_default()
     }
 
@@ -294,7 +295,7 @@ fn change_that_fails_in_the_middle_goes_on_or_goes_back() {
     }
     let mut job = host.job(WorkKind::RollBack, &before);
     job.work.hash = "h".to_owned();
-    let mut file = RecordFile::load(host.root.path());
+    let mut file = RecordFile::load(host.root.path(), watch::Sender::default());
     assert_eq!(
         job.change(&mut file, &job.roots.calls.begin().unwrap()),
         AttemptResult::Done
@@ -315,7 +316,7 @@ fn job_that_is_stopped_between_two_calls_is_finished_by_the_next() {
     let wanted = host.layout("1g.10gb:2,3g.40gb:1");
     let job = host.job(WorkKind::Apply, &wanted);
     job.stop.store(true, Ordering::Relaxed);
-    let mut file = RecordFile::load(host.root.path());
+    let mut file = RecordFile::load(host.root.path(), watch::Sender::default());
     let result = job.change(&mut file, &job.roots.calls.begin().unwrap());
     assert!(matches!(result, AttemptResult::Failed { .. }), "{result:?}");
     assert_eq!(host.record().failure, None, "an end of the agent is no failure");
