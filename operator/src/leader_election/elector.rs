@@ -25,7 +25,7 @@ use std::time::Duration;
 use tokio::{
     sync::watch,
     task::JoinSet,
-    time::{Instant, error::Elapsed, sleep, sleep_until, timeout},
+    time::{Instant, sleep, sleep_until, timeout, timeout_at},
 };
 
 /// Name of the Lease.
@@ -56,6 +56,15 @@ pub enum LeaseError {
     /// This process no longer sees the cluster.
     #[error("give up lease {NAME}: a list or watch failed for a minute; check the operator's permissions and the CRDs")]
     CachesCold,
+}
+
+/// Reason for which an attempt to take or renew the Lease failed.
+#[derive(Debug, thiserror::Error)]
+enum AttemptError {
+    #[error(transparent)]
+    Request(#[from] kube::Error),
+    #[error("no answer within {0:?}")]
+    NoAnswer(Duration),
 }
 
 /// Inputs of an election.
@@ -185,9 +194,8 @@ impl LeaderElector {
                 leadership.ended().await;
                 sleep(LAST_ATTEMPT_TIMEOUT).await;
             };
-            let limit = self.durations.request_timeout();
             let attempt = tokio::select! {
-                attempt = timeout(limit, self.attempt()) => attempt,
+                attempt = self.attempt() => attempt,
                 () = last_moment => return Ok(()),
             };
             let pause = self.conclude(attempt)?;
@@ -203,27 +211,22 @@ impl LeaderElector {
     }
 
     /// Draws the consequences of an attempt. Returns the time from its start to the next one.
-    fn conclude(&mut self, attempt: Result<kube::Result<LeaseAttempt>, Elapsed>) -> Result<Duration, LeaseError> {
-        let error = match &attempt {
-            Ok(Ok(_)) => None,
-            Ok(Err(error)) => Some(error.to_string()),
-            Err(_) => Some(format!("no answer within {:?}", self.durations.request_timeout())),
-        };
-        if let Some(error) = self.errors.set(error) {
+    fn conclude(&mut self, attempt: Result<LeaseAttempt, AttemptError>) -> Result<Duration, LeaseError> {
+        if let Some(error) = self.errors.set(attempt.as_ref().err().map(ToString::to_string)) {
             tracing::warn!(error, "cannot get lease {NAME}; retrying");
         }
-        if let Ok(Ok(attempt)) = &attempt {
+        if let Ok(attempt) = &attempt {
             self.tell(attempt);
         }
         let next = match attempt {
-            Ok(Ok(LeaseAttempt::Held(renewed))) => {
+            Ok(LeaseAttempt::Held(renewed)) => {
                 if !self.is_leading() {
                     tracing::info!(identity = self.identity, "leading");
                 }
                 self.hold(renewed);
                 self.durations.renew_every()
             }
-            Ok(Ok(LeaseAttempt::HeldBy(holder))) => {
+            Ok(LeaseAttempt::HeldBy(holder)) => {
                 self.may_hold = false;
                 if self.is_leading() {
                     return Err(LeaseError::Taken(holder));
@@ -231,13 +234,11 @@ impl LeaderElector {
                 self.durations.retry_period()
             }
             // The Lease is released after all writes have ended.
-            Ok(Ok(LeaseAttempt::LedElsewhere(leader))) if self.is_leading() => {
+            Ok(LeaseAttempt::LedElsewhere(leader)) if self.is_leading() => {
                 return Err(LeaseError::OtherInstallation(leader));
             }
-            Ok(Ok(LeaseAttempt::CachesCold)) => CACHES_EVERY,
-            Ok(Ok(LeaseAttempt::LedElsewhere(_) | LeaseAttempt::Deleted) | Err(_)) | Err(_) => {
-                self.durations.retry_period()
-            }
+            Ok(LeaseAttempt::CachesCold) => CACHES_EVERY,
+            Ok(LeaseAttempt::LedElsewhere(_) | LeaseAttempt::Deleted) | Err(_) => self.durations.retry_period(),
         };
         if self.is_leading() && (self.caches)() == CacheState::Cold {
             return Err(LeaseError::CachesCold);
@@ -351,14 +352,29 @@ impl LeaderElector {
         });
     }
 
-    async fn attempt(&mut self) -> kube::Result<LeaseAttempt> {
+    /// Limits a request of an attempt that began then. Those of a renewal have the time of one together, so that another try
+    /// fits into the deadline. A standby has nothing to lose, and takes the Lease of a slow API server in four requests: each has
+    /// its own time. The last two, after which it leads, fit into the deadline.
+    async fn in_time<T>(
+        &self,
+        began: Instant,
+        request: impl Future<Output = kube::Result<T>>,
+    ) -> Result<T, AttemptError> {
+        let limit = self.durations.request_timeout();
+        let from = if self.is_leading() { began } else { Instant::now() };
+        let answer = timeout_at(from + limit, request).await;
+        Ok(answer.map_err(|_| AttemptError::NoAnswer(limit))??)
+    }
+
+    async fn attempt(&mut self) -> Result<LeaseAttempt, AttemptError> {
+        let began = Instant::now();
         let caches = (self.caches)();
         if !self.is_leading() && caches == CacheState::Cold {
             return Ok(LeaseAttempt::CachesCold);
         }
         self.metrics
             .attempt_began(Instant::now().saturating_duration_since(self.due));
-        let lease = self.leases.get_opt(NAME).await?;
+        let lease = self.in_time(began, self.leases.get_opt(NAME)).await?;
         let now = Instant::now();
         let is_first_install = caches == CacheState::Warm { is_first_install: true };
         let may_still_be_held = self.may_still_be_held(lease.as_ref(), is_first_install, now);
@@ -369,8 +385,10 @@ impl LeaderElector {
             if may_still_be_held {
                 return Ok(LeaseAttempt::Deleted);
             }
-            // Who comes second does not lead, whatever its version.
-            if let Some(leader) = self.other_leaders().await?.into_iter().next() {
+            // Who comes second does not lead, whatever its version. An earlier attempt that took the Lease has looked, and this
+            // one looks before it leads.
+            let has_looked = self.may_hold && lease.as_ref().is_some_and(|lease| self.is_mine(lease));
+            if !has_looked && let Some(leader) = self.other_leaders(began).await?.into_iter().next() {
                 return Ok(LeaseAttempt::LedElsewhere(leader));
             }
         }
@@ -380,8 +398,11 @@ impl LeaderElector {
         self.may_hold = true;
         let params = PostParams::default();
         let held = match lease {
-            Some(_) => self.leases.replace(NAME, &params, &renewed).await?,
-            None => self.leases.create(&params, &renewed).await?,
+            Some(_) => {
+                self.in_time(began, self.leases.replace(NAME, &params, &renewed))
+                    .await?
+            }
+            None => self.in_time(began, self.leases.create(&params, &renewed)).await?,
         };
         self.observed = None;
         self.missing_since = None;
@@ -391,13 +412,13 @@ impl LeaderElector {
             self.hold(renewed_at);
         }
         // Looks again with the Lease in hand: of two installations that take theirs at the same time, one sees the other.
-        let others = self.other_leaders().await?;
+        let others = self.other_leaders(began).await?;
         // The list may lag behind this renewal.
         let own = OtherLeader::of(&held);
         let stays = |other: &OtherLeader| is_leading && own.as_ref().is_some_and(|own| own.precedes(other));
         if let Some(leader) = others.into_iter().find(|other| !stays(other)) {
             if !is_leading {
-                self.hand_back(held).await?;
+                self.in_time(began, self.hand_back(held)).await?;
                 self.may_hold = false;
             }
             return Ok(LeaseAttempt::LedElsewhere(leader));
@@ -406,11 +427,11 @@ impl LeaderElector {
     }
 
     /// Returns the leaders of other installations whose Lease has not ended.
-    async fn other_leaders(&mut self) -> kube::Result<Vec<OtherLeader>> {
+    async fn other_leaders(&mut self, began: Instant) -> Result<Vec<OtherLeader>, AttemptError> {
         let named = ListParams::default().fields(&format!("metadata.name={NAME}"));
         // The API server filters the Leases of all nodes, so renewals are content with its cache.
         let named = if self.is_leading() { named.match_any() } else { named };
-        let leases = match self.all_leases.list(&named).await {
+        let leases = match self.in_time(began, self.all_leases.list(&named)).await {
             Ok(leases) => leases.items,
             // Who leads keeps the Lease: others look at it before they lead.
             Err(error) if self.is_leading() || is_forbidden(&error) => {
@@ -463,6 +484,12 @@ impl LeaderElector {
             .and_then(|observed| observed.record.holder.clone())
     }
 
+    /// True for a Lease that names this pod as its holder.
+    fn is_mine(&self, lease: &Lease) -> bool {
+        let holder = lease.spec.as_ref().and_then(|spec| spec.holder_identity.as_ref());
+        holder == Some(&self.identity)
+    }
+
     /// Returns the Lease as this process holds it from now on, with the resourceVersion that was read.
     fn renewed(&self, lease: Option<&Lease>, now: Timestamp) -> Lease {
         let mut lease = lease.cloned().unwrap_or_default();
@@ -470,8 +497,8 @@ impl LeaderElector {
         lease.metadata.namespace = Some(self.namespace.clone());
         let version = (VERSION_ANNOTATION.to_owned(), env!("CARGO_PKG_VERSION").to_owned());
         lease.metadata.annotations.get_or_insert_default().extend([version]);
+        let is_mine = self.is_mine(&lease);
         let before = lease.spec.take().unwrap_or_default();
-        let is_mine = before.holder_identity.as_ref() == Some(&self.identity);
         lease.spec = Some(LeaseSpec {
             holder_identity: Some(self.identity.clone()),
             lease_duration_seconds: i32::try_from(self.durations.lease().as_secs()).ok(),
@@ -488,8 +515,8 @@ impl LeaderElector {
     }
 }
 
-fn is_forbidden(error: &kube::Error) -> bool {
-    matches!(error, kube::Error::Api(status) if status.code == 403)
+fn is_forbidden(error: &AttemptError) -> bool {
+    matches!(error, AttemptError::Request(kube::Error::Api(status)) if status.code == 403)
 }
 
 #[cfg(test)]

@@ -77,13 +77,14 @@ impl LeaseDurations {
         self.renew_deadline / 2
     }
 
-    /// Timeout of the requests of one attempt, so that none uses up the time in which writes may begin.
+    /// Timeout of the requests of one renewal together, so that none uses up the time in which writes may begin; of each
+    /// request of a standby.
     pub fn request_timeout(&self) -> Duration {
         self.renew_deadline * 2 / 5
     }
 
-    /// Age of the last attempt at which the election counts as stuck. Attempts begin at most a little more than a renew
-    /// deadline apart.
+    /// Age of the last attempt at which the election counts as stuck. Attempts of a leader begin at most a little more than a
+    /// renew deadline apart, those of a standby at most as long as its five requests.
     pub fn stuck_after(&self) -> Duration {
         self.lease * 2
     }
@@ -150,6 +151,9 @@ mod tests {
             let durations = LeaseDurations::new(lease, renew, retry).unwrap();
             let longest_pause = durations.renew_every().max(durations.retry_period());
             assert!(longest_pause + durations.request_timeout() < durations.stuck_after());
+            // A get, a list, a write, another list, and perhaps a write that gives the Lease back.
+            assert!(5 * durations.request_timeout() < durations.stuck_after());
+            assert!(2 * durations.request_timeout() < durations.renew_deadline());
             assert!(durations.renew_every() + durations.request_timeout() < durations.renew_deadline());
         }
     }

@@ -3,7 +3,7 @@
 
 use gpunode_gitops_tests::repository;
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::{collections::BTreeSet, process::Command};
 
 const API_PRIORITY: &str = "manifests/components/api-priority";
@@ -79,6 +79,34 @@ fn requests_of_gpunodes_accounts_go_to_levels_that_exist_and_before_those_of_oth
     for level in &levels {
         assert!(used.contains(name(level)), "no schema leads to level {}", name(level));
     }
+}
+
+#[test]
+fn each_request_for_the_lease_goes_where_those_of_the_control_plane_go() {
+    let schemas = of_kind("FlowSchema");
+    let of_lease = schemas.iter().find(|schema| name(schema) == "gpunode-lease").unwrap();
+    let rules = of_lease["spec"]["rules"].as_array().unwrap().iter();
+    let (mut named, mut everywhere) = (BTreeSet::new(), BTreeSet::new());
+    for rule in rules.flat_map(|rule| rule["resourceRules"].as_array().unwrap()) {
+        assert_eq!(rule["resources"], json!(["leases"]), "{rule}");
+        // A list of all namespaces names none.
+        let verbs = if rule["clusterScope"] == true {
+            &mut everywhere
+        } else {
+            &mut named
+        };
+        let of_rule = rule["verbs"].as_array().unwrap().iter();
+        verbs.extend(of_rule.map(|verb| verb.as_str().unwrap().to_owned()));
+    }
+    let granted = |kind: &str| -> BTreeSet<String> {
+        let objects = documents(&read("manifests/default/operator-rbac.yaml"));
+        let of_kind = objects.into_iter().filter(|role| role["kind"] == kind);
+        let rules = of_kind.flat_map(|role| role["rules"].as_array().unwrap().clone());
+        let of_leases = rules.filter(|rule| rule["resources"] == json!(["leases"]));
+        let verbs = of_leases.flat_map(|rule| rule["verbs"].as_array().unwrap().clone());
+        verbs.map(|verb| verb.as_str().unwrap().to_owned()).collect()
+    };
+    assert_eq!((named, everywhere), (granted("Role"), granted("ClusterRole")));
 }
 
 #[test]

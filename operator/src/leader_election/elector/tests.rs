@@ -46,6 +46,12 @@ fn elector() -> LeaderElector {
 struct Leases {
     by_namespace: Arc<Mutex<BTreeMap<String, Value>>>,
     lists: Arc<Mutex<Lists>>,
+    /// Number of lists.
+    listed: Arc<Mutex<usize>>,
+    /// Times of the requests that changed a Lease.
+    written: Arc<Mutex<Vec<Instant>>>,
+    /// Time from a request to its effect.
+    delay: Arc<Mutex<Duration>>,
     /// `None` refuses watches.
     watches: Arc<Mutex<Option<Vec<LeaseFollower>>>>,
 }
@@ -129,7 +135,10 @@ impl Leases {
                 let (head, body) = request.into_parts();
                 let body = serde_json::from_slice(&body.collect_bytes().await.unwrap()).unwrap_or_default();
                 let namespace = namespace_of(head.uri.path());
+                let delay = *leases.delay.lock().unwrap();
+                sleep(delay).await;
                 let Some(namespace) = namespace else {
+                    *leases.listed.lock().unwrap() += 1;
                     if leases.do_lists_hang() {
                         std::future::pending::<()>().await;
                     }
@@ -140,6 +149,7 @@ impl Leases {
                 }
                 let answer = leases.answer(&head.method, namespace, body);
                 if head.method != Method::GET {
+                    leases.written.lock().unwrap().push(Instant::now());
                     leases.tell(namespace);
                 }
                 Ok(answer_of(answer))
@@ -442,6 +452,75 @@ async fn standby_that_watches_waits_for_the_holder_of_a_lease_that_was_deleted()
         time >= LEASE_DURATION && time <= LEASE_DURATION + WAKE_EVERY,
         "{time:?}"
     );
+}
+
+#[tokio::test(start_paused = true)]
+async fn standby_takes_and_keeps_the_lease_although_each_request_takes_long() {
+    for (milliseconds, keeps) in [(1_100, true), (1_900, true), (3_500, false)] {
+        let delay = Duration::from_millis(milliseconds);
+        let leases = Leases::default();
+        leases.set("a", Some("0.1.0"), 0);
+        *leases.delay.lock().unwrap() = delay;
+        let mut standby = leases.elector("a", WARM);
+        let leadership = standby.leadership.follow();
+        leases.release("a");
+        let mut acquired = leadership.clone();
+        tokio::select! {
+            ended = standby.run() => panic!("{delay:?}: the election ended: {ended:?}"),
+            () = acquired.acquired() => {}
+            () = sleep(RETRY_EVERY + 4 * delay) => panic!("{delay:?}: nobody leads"),
+        }
+        if keeps {
+            let ended = timeout(LEASE_DURATION * 4, standby.run()).await;
+            assert!(ended.is_err() && leadership.is_current(), "{delay:?}: {ended:?}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn attempt_that_took_the_lease_and_was_cut_off_is_repeated_with_one_look_at_others() {
+    let leases = Leases::default();
+    *leases.lists.lock().unwrap() = Lists::HangingOnceTaken;
+    let mut elector = leases.elector("a", FIRST_INSTALL);
+    let attempt = elector.attempt().await;
+    assert!(matches!(attempt, Err(AttemptError::NoAnswer(_))), "{attempt:?}");
+    assert_eq!(leases.holder("a").as_deref(), Some("me"));
+    *leases.lists.lock().unwrap() = Lists::Answered;
+    let before = *leases.listed.lock().unwrap();
+    assert!(matches!(elector.attempt_once().await, LeaseAttempt::Held(_)));
+    assert_eq!(*leases.listed.lock().unwrap(), before + 1);
+    // A process that has just started has not looked at others yet.
+    let mut restarted = leases.elector("a", WARM);
+    assert!(matches!(restarted.attempt_once().await, LeaseAttempt::Held(_)));
+    assert_eq!(*leases.listed.lock().unwrap(), before + 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn lease_renewals_and_take_over_follow_the_flags() {
+    let [lease, renew, retry] = [5, 3, 1].map(Duration::from_secs);
+    let durations = LeaseDurations::new(lease, renew, retry).unwrap();
+    let leases = Leases::default();
+    let mut leader = leases.elector("a", FIRST_INSTALL);
+    leader.durations = durations;
+    let ended = timeout(Duration::from_secs(8), leader.run()).await;
+    assert!(ended.is_err(), "{ended:?}");
+    let seconds = leases.by_namespace.lock().unwrap()["a"]["spec"]["leaseDurationSeconds"].clone();
+    assert_eq!(seconds, 5);
+    let written = leases.written.lock().unwrap().clone();
+    let pauses: Vec<Duration> = written.windows(2).map(|pair| pair[1] - pair[0]).collect();
+    assert_eq!(pauses, [renew / 2; 5]);
+
+    // It is gone.
+    let mut standby = leases.elector("a", WARM);
+    (standby.durations, standby.identity) = (durations, "other".to_owned());
+    let (start, mut leadership) = (Instant::now(), standby.leadership.follow());
+    tokio::select! {
+        ended = standby.run() => panic!("the election ended: {ended:?}"),
+        () = leadership.acquired() => {}
+    }
+    let time = start.elapsed();
+    assert!(time >= lease && time <= lease + WAKE_EVERY, "{time:?}");
+    assert_eq!(leases.holder("a").as_deref(), Some("other"));
 }
 
 #[tokio::test(start_paused = true)]
