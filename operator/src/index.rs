@@ -165,9 +165,12 @@ impl ClusterIndex {
             IndexMessage::Nodes(update) => {
                 let is_page = matches!(update, WatchUpdate::ListPage(_));
                 let deltas = self.objects.nodes.apply_watch(update);
-                if had_synced && is_page && !deltas.iter().all(same_node) {
+                if had_synced && is_page {
                     // The policies themselves may come later.
-                    self.find_removals(&BTreeSet::new(), now, effects);
+                    let changed = deltas.iter().filter(|delta| !same_node(delta));
+                    let nodes = changed.filter_map(|delta| delta.after.as_deref());
+                    let found = self.objects.find_removals_on(nodes, now);
+                    self.queue_removals(found, now, effects);
                 }
                 self.nodes_changed(&deltas, WorkClass::Urgent, now, effects);
             }
@@ -566,7 +569,12 @@ impl ClusterIndex {
 
     /// Finds policies that are gone, and queues the removals of what they wrote.
     fn find_removals(&mut self, deleted: &BTreeSet<String>, now: Timestamp, effects: &mut Effects) {
-        for policy in self.objects.find_removals(deleted, self.daemonsets.policies(), now) {
+        let found = self.objects.find_removals(deleted, self.daemonsets.policies(), now);
+        self.queue_removals(found, now, effects);
+    }
+
+    fn queue_removals(&self, policies: Vec<String>, now: Timestamp, effects: &mut Effects) {
+        for policy in policies {
             // A removal from few nodes is done.
             let Some(next) = self.objects.removals.next(&policy) else {
                 continue;

@@ -57,6 +57,9 @@ pub struct Objects {
     /// Number of plans of nodes.
     #[cfg(test)]
     pub plans: AtomicUsize,
+    /// Number of records that were read for policies that are gone.
+    #[cfg(test)]
+    pub records: AtomicUsize,
 }
 
 impl Objects {
@@ -78,6 +81,8 @@ impl Objects {
             removals: PolicyRemovals::default(),
             #[cfg(test)]
             plans: AtomicUsize::new(0),
+            #[cfg(test)]
+            records: AtomicUsize::new(0),
         }
     }
 
@@ -256,18 +261,37 @@ impl Objects {
         with_daemonset: impl Iterator<Item = &'a str>,
         now: Timestamp,
     ) -> Vec<String> {
-        let with_daemonset = with_daemonset.filter(|policy| self.is_gone(policy));
-        let mut gone: BTreeMap<String, BTreeSet<String>> = with_daemonset
-            .map(|policy| (policy.to_owned(), BTreeSet::new()))
-            .collect();
-        for node in self.nodes.iter() {
+        let gone = self.gone_policies(with_daemonset, self.nodes.iter().map(Arc::as_ref));
+        self.removals.update(gone, deleted, now)
+    }
+
+    /// Finds policies that are gone and have something on one of these `nodes`, whose deletion nobody saw. Looks at no other node,
+    /// and ends no removal. Returns the names of those that are not known yet.
+    pub fn find_removals_on<'a>(&mut self, nodes: impl Iterator<Item = &'a NodeFacts>, now: Timestamp) -> Vec<String> {
+        let known = self.removals.policies();
+        let gone = self.gone_policies(known.iter().map(String::as_str), nodes);
+        self.removals.update(gone, &BTreeSet::new(), now)
+    }
+
+    /// Returns those of these policies that are gone, and others that are gone and have something on `nodes`, with these nodes.
+    fn gone_policies<'a, 'b>(
+        &self,
+        policies: impl Iterator<Item = &'a str>,
+        nodes: impl Iterator<Item = &'b NodeFacts>,
+    ) -> BTreeMap<String, BTreeSet<String>> {
+        let policies = policies.filter(|policy| self.is_gone(policy));
+        let mut gone: BTreeMap<String, BTreeSet<String>> =
+            policies.map(|policy| (policy.to_owned(), BTreeSet::new())).collect();
+        for node in nodes {
+            #[cfg(test)]
+            self.records.fetch_add(1, Ordering::Relaxed);
             for policy in node.recorded_policies() {
                 if self.is_gone(&policy) {
                     gone.entry(policy).or_default().insert(node.name.clone());
                 }
             }
         }
-        self.removals.update(gone, deleted, now)
+        gone
     }
 
     /// Drops nodes from a removal that have nothing of the policy any more.

@@ -2,6 +2,7 @@
 
 use super::*;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use std::sync::atomic::Ordering;
 
 fn at(second: i64) -> Timestamp {
     Timestamp::from_second(second).unwrap()
@@ -311,4 +312,29 @@ fn what_another_policy_wants_waits_while_a_missing_policy_may_come_back() {
     assert!(scene.effects.queued.contains(&recheck), "{:?}", scene.effects);
     let patch = patch_at(&mut scene, 60).unwrap();
     assert!(patch.contains(r#""path":"/metadata/labels/x","value":"z""#), "{patch}");
+}
+
+#[test]
+fn page_of_a_list_is_searched_for_missing_policies_by_its_changed_nodes_alone() {
+    let mut scene = Scene::synced();
+    scene.set_policy("p", "{nodeSelector: {}, labels: {x: y}}");
+    for index in 0..20 {
+        let name = format!("n-{index}");
+        scene.set_node(&name, &json!({}));
+        scene.write_node(&name);
+    }
+    let page = scene.index.objects.nodes.iter().map(|node| (**node).clone());
+    let mut page: Vec<NodeFacts> = page.take(5).collect();
+    page[3].owned = Some(r#"{"version":1,"labels":{"x":"y"},"policies":["gone"]}"#.into());
+    page[3].resource_version = scene.next_version();
+    let changed = page[3].name.clone();
+    scene.apply(IndexMessage::Nodes(WatchUpdate::ListStarted));
+    let before = scene.index.objects.records.load(Ordering::Relaxed);
+    scene.apply(IndexMessage::Nodes(WatchUpdate::ListPage(page)));
+    assert_eq!(scene.index.objects.records.load(Ordering::Relaxed), before + 1);
+    assert_eq!(scene.index.objects.removals.policies(), ["gone"]);
+    assert_eq!(
+        scene.index.objects.removals.departing(&changed),
+        BTreeSet::from(["gone".to_owned()])
+    );
 }
