@@ -62,9 +62,9 @@ use crate::{
 };
 use gpunode_crds::{ConditionType, GpuNodePolicy, GpuNodeStatus, NodeCounts, PolicyMode, Reason};
 use gpunode_plan::{
-    AgentPodSettings, DISCOVERY_NAME, GpuNodeFacts, NodeDrain, NodeFacts, NodePlan, PodEviction, Policy, PolicyTally,
-    RejectedPod, RolloutPermit, RolloutStage, policies_delete_rejected_pods, policy_daemonset_name, policy_missing,
-    policy_status, removal_paced, runs_discovery,
+    AgentPodSettings, DISCOVERY_NAME, GpuNodeFacts, NodeDrain, NodeFacts, NodePlan, PodEviction, Policy, PolicySet,
+    PolicyTally, RejectedPod, RolloutPermit, RolloutStage, has_startup_taint, is_released,
+    policies_delete_rejected_pods, policy_daemonset_name, policy_missing, policy_status, removal_paced, runs_discovery,
 };
 use jiff::Timestamp;
 use std::{
@@ -172,7 +172,7 @@ impl ClusterIndex {
                     let found = self.objects.find_removals_on(nodes, now);
                     self.queue_removals(found, now, effects);
                 }
-                self.nodes_changed(&deltas, WorkClass::Urgent, now, effects);
+                self.nodes_changed(&deltas, node_class, now, effects);
             }
             IndexMessage::GpuNodes(update) => {
                 let deltas = self.objects.gpu_nodes.apply_watch(update);
@@ -209,11 +209,11 @@ impl ClusterIndex {
         match object {
             WrittenObject::Node(node) => {
                 let delta = self.objects.nodes.apply_write(*node, WriteKind::Update);
-                self.nodes_changed(delta.as_slice(), WorkClass::Ordinary, now, effects);
+                self.nodes_changed(delta.as_slice(), |_, _| WorkClass::Ordinary, now, effects);
             }
             WrittenObject::DeletedNode { name, version } => {
                 let delta = self.objects.nodes.apply_delete(&name, &version);
-                self.nodes_changed(delta.as_slice(), WorkClass::Ordinary, now, effects);
+                self.nodes_changed(delta.as_slice(), |_, _| WorkClass::Ordinary, now, effects);
             }
             WrittenObject::GpuNode(gpu_node, kind) => {
                 let delta = self.objects.gpu_nodes.apply_write(*gpu_node, kind);
@@ -443,11 +443,12 @@ impl ClusterIndex {
     fn nodes_changed(
         &mut self,
         deltas: &[ObjectDelta<NodeFacts>],
-        class: WorkClass,
+        class: impl Fn(&PolicySet, &ObjectDelta<NodeFacts>) -> WorkClass,
         now: Timestamp,
         effects: &mut Effects,
     ) {
-        for ObjectDelta { name, before, after } in deltas {
+        for delta in deltas {
+            let ObjectDelta { name, before, after } = delta;
             if matches!((before, after), (Some(before), Some(after)) if before.is_same_but_version(after)) {
                 continue;
             }
@@ -463,7 +464,10 @@ impl ClusterIndex {
                     self.count(name, statuses, now, effects);
                     self.advance_rollouts(effects);
                 }
-                None => self.mark(name, class, now, effects),
+                None => {
+                    let class = class(self.objects.set(), delta);
+                    self.mark(name, class, now, effects);
+                }
             }
         }
     }
@@ -649,9 +653,7 @@ impl ClusterIndex {
         }
         let statuses = plan.policy_statuses_after(self.refusals.get(name).map(String::as_str));
         self.count(name, statuses, now, effects);
-        if let Some(at) = plan.recheck {
-            effects.recheck(name, at);
-        }
+        effects.recheck(name, plan);
     }
 
     /// Observes which policies no longer select a node by its labels. A grace begins where the node changed: the policy
@@ -825,9 +827,7 @@ impl ClusterIndex {
         }
         self.outcomes.use_taint_permits(name, &taint_permits);
         // The queue has forgotten the moment with this turn of the node.
-        if let Some(at) = plan.recheck {
-            effects.recheck(name, at);
-        }
+        effects.recheck(name, &plan);
         Some(plan)
     }
 
@@ -1056,6 +1056,25 @@ fn changes_rollouts(delta: &ObjectDelta<GpuNodePolicy>) -> bool {
 /// True for a policy in mode Preview, and for one that does not exist: neither writes to a node.
 fn is_preview(policy: Option<&Arc<GpuNodePolicy>>) -> bool {
     policy.is_none_or(|policy| policy.spec.mode() == PolicyMode::Preview)
+}
+
+/// Returns the class of a change of a Node: people wait for a node that joins or comes back, for taints, and for what they ask of
+/// its agent. Labels may change on all nodes at once.
+fn node_class(policies: &PolicySet, delta: &ObjectDelta<NodeFacts>) -> WorkClass {
+    let (Some(before), Some(after)) = (&delta.before, &delta.after) else {
+        return WorkClass::Urgent;
+    };
+    // What the scheduler knows changes with each configuration, and ends a startup taint.
+    let may_end_startup = before.allocatable != after.allocatable && has_startup_taint(policies, after);
+    let is_same = (&before.uid, &before.taints, before.ready, before.ready_since)
+        == (&after.uid, &after.taints, after.ready, after.ready_since)
+        && (&before.boot, &before.recovered) == (&after.boot, &after.recovered)
+        && is_released(before) == is_released(after);
+    if is_same && !may_end_startup {
+        WorkClass::Ordinary
+    } else {
+        WorkClass::Urgent
+    }
 }
 
 /// Returns the class of a change of a `GpuNode`: people wait for what follows from its GPUs, their health and the first

@@ -62,7 +62,7 @@ pub use input::{
     matching::may_match,
     node_fields::NodeFields,
     policies::{Policy, PolicySet},
-    release::PAUSE_LABEL,
+    release::{PAUSE_LABEL, is_released},
     resource_presence::ResourcePresence,
     selection_grace::find_deselections,
 };
@@ -77,6 +77,7 @@ pub use node::{
     planner::{plan_node, plan_node_with_permit, plan_writes, preview_node},
     settled::SettledNode,
     stale_resources::{StaleResources, find_stale_resources},
+    startup_taint::has_startup_taint,
 };
 pub use node_drain::{NodeDrain, evicted_after};
 pub use outcome::{PolicyNodeStatus, PolicyOutcome, PolicyOverride};

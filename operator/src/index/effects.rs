@@ -5,6 +5,7 @@ use crate::{
     index::{evictions::EvictionKey, work::WorkKey},
     metrics::WorkClass,
 };
+use gpunode_plan::NodePlan;
 use jiff::Timestamp;
 
 /// A key to add to the work queue.
@@ -48,13 +49,19 @@ impl Effects {
         self.queued.push(QueuedKey { key, class, at });
     }
 
-    /// Queues a node for the moment at which its plan changes by itself, such as the end of a grace.
-    pub fn recheck(&mut self, node: &str, at: Timestamp) {
-        self.queued.push(QueuedKey {
-            key: WorkKey::Node(node.to_owned()),
-            class: WorkClass::Urgent,
-            at: Some(at),
-        });
+    /// Queues a node for the moments at which its plan changes by itself: urgent for a health or startup taint, and ordinary for
+    /// the rest, such as the end of a grace.
+    pub fn recheck(&mut self, node: &str, plan: &NodePlan) {
+        let ordinary = plan.recheck.filter(|at| plan.urgent_recheck != Some(*at));
+        for (class, at) in [
+            (WorkClass::Ordinary, ordinary),
+            (WorkClass::Urgent, plan.urgent_recheck),
+        ] {
+            if at.is_some() {
+                let key = WorkKey::Node(node.to_owned());
+                self.queued.push(QueuedKey { key, class, at });
+            }
+        }
     }
 
     /// Drops a key that would be due now; later times stay.

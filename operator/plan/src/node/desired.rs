@@ -339,10 +339,10 @@ impl<'a> DesiredNode<'a> {
         } else {
             configuration_change(self.governing, context, self.stage.as_ref())
         };
+        let urgent_recheck = earliest([self.startup.recheck, self.unhealthy_from]);
         let rechecks = [
+            urgent_recheck,
             self.stage_ends,
-            self.startup.recheck,
-            self.unhealthy_from,
             self.paced.recheck,
             claims.labels.recheck,
             claims.taints.recheck,
@@ -372,6 +372,7 @@ impl<'a> DesiredNode<'a> {
             taint_stages: self.paced.stages.clone(),
             drain: self.paced.drain.clone(),
             recheck: earliest(rechecks),
+            urgent_recheck,
             waiting: self.governing.map(|_| waiting_devices(context)).unwrap_or_default(),
             gpu_refusal: self.governing.and_then(|policy| gpu_refusal(policy, context)),
             ..NodePlan::default()

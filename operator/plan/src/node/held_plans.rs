@@ -105,6 +105,7 @@ fn remove_what_ended(plan: &mut NodePlan, policies: &PolicySet, record: &NodeRec
         .collect();
     let stale = find_stale_resources(&record.resources, &in_use, &node.recorded_resources, now);
     plan.recheck = earliest([plan.recheck, recheck, stale.recheck]);
+    plan.urgent_recheck = recheck;
     if ended.is_empty() && stale.remove.is_empty() && stale.record == record.resources {
         return;
     }

@@ -55,6 +55,8 @@ pub struct NodePlan {
     pub waits: bool,
     /// Moment to plan again though nothing changed.
     pub recheck: Option<Timestamp>,
+    /// The same for a health or startup taint, which people wait for; not before `recheck`.
+    pub urgent_recheck: Option<Timestamp>,
     /// The node once `patch` is carried out, where that leaves nothing else to do on the Node itself.
     pub settled: Option<Box<SettledNode>>,
 }

@@ -17,6 +17,7 @@ use crate::{
     gpu_node::progress::is_served,
     input::{
         context::NodeContext,
+        facts::NodeFacts,
         matching::matches,
         policies::{Policy, PolicySet},
     },
@@ -151,6 +152,12 @@ pub fn ended_startup_taints(
             Linger::Stays => (BTreeSet::new(), None),
         },
     }
+}
+
+/// Returns true for a node with a startup taint, which ends with what the node reports.
+pub fn has_startup_taint(policies: &PolicySet, node: &NodeFacts) -> bool {
+    let keys = startup_keys(policies);
+    node.taints.iter().any(|taint| is_startup_taint(&taint.id, &keys))
 }
 
 fn startup_keys(policies: &PolicySet) -> BTreeSet<String> {

@@ -306,7 +306,7 @@ fn what_another_policy_wants_waits_while_a_missing_policy_may_come_back() {
     assert_eq!(patch_at(&mut scene, 59), None, "label, agent and record stay");
     let recheck = QueuedKey {
         key: node("n"),
-        class: WorkClass::Urgent,
+        class: WorkClass::Ordinary,
         at: Some(at(60)),
     };
     assert!(scene.effects.queued.contains(&recheck), "{:?}", scene.effects);

@@ -1,6 +1,7 @@
 //! Plans of all nodes after an edit, and on a new leader.
 
 use super::*;
+use gpunode_plan::{PackedMap, TaintKey};
 
 const COUNT: usize = 100;
 
@@ -371,23 +372,95 @@ fn node_that_moves_to_another_policy_and_back_during_a_sweep_keeps_its_configura
     assert!(rollouts.all(|rollout| rollout.progress().is_none()), "nobody waits");
 }
 
+impl Scene {
+    /// Class in which the last change queued node `a`.
+    fn class_of_a(&self) -> Option<WorkClass> {
+        let queued = self.effects.queued.iter().find(|queued| queued.key == node("a"));
+        queued.map(|queued| queued.class)
+    }
+}
+
 #[test]
-fn health_new_nodes_and_labels_are_urgent_and_the_progress_of_agents_is_not() {
+fn what_people_wait_for_on_a_node_is_urgent_and_labels_are_not() {
     let mut scene = Scene::governed("{}");
-    let class = |scene: &Scene| {
-        scene
-            .effects
-            .queued
-            .iter()
-            .find(|it| it.key == node("a"))
-            .map(|it| it.class)
+    let mut facts = scene.known("a");
+    let mut class_after = |edit: &dyn Fn(&mut NodeFacts)| {
+        edit(&mut facts);
+        facts.resource_version = scene.next_version();
+        scene.receive(IndexMessage::Nodes(WatchUpdate::applied(facts.clone())));
+        scene.class_of_a()
     };
-    let facts = NodeFacts {
-        recovered: Some("1970-01-01T00:00:00Z".to_owned()),
-        ..scene.known("a")
+    let taint = |key: &str| Taint {
+        id: TaintKey {
+            key: key.to_owned(),
+            effect: "NoSchedule".to_owned(),
+        },
+        value: String::new(),
     };
-    scene.receive(IndexMessage::Nodes(WatchUpdate::applied(facts)));
-    assert_eq!(class(&scene), Some(WorkClass::Urgent));
+    let allocate = |node: &mut NodeFacts, count: u64| {
+        node.allocatable = Arc::new(BTreeMap::from([("nvidia.com/gpu".to_owned(), count)]));
+    };
+    let labels = |node: &mut NodeFacts, more: &[(&str, &str)]| {
+        let mut labels = node.labels.to_map();
+        labels.extend(more.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())));
+        node.labels = PackedMap::from(&labels);
+    };
+    let (urgent, ordinary) = (Some(WorkClass::Urgent), Some(WorkClass::Ordinary));
+    assert_eq!(
+        class_after(&|node| labels(node, &[("example.com/pool", "a")])),
+        ordinary
+    );
+    assert_eq!(class_after(&|node| allocate(node, 3)), ordinary);
+    assert_eq!(
+        class_after(&|node| labels(node, &[("gpunode.dev/release", "true")])),
+        urgent
+    );
+    assert_eq!(
+        class_after(&|node| node.recovered = Some("1970-01-01T00:00:00Z".to_owned())),
+        urgent
+    );
+    assert_eq!(class_after(&|node| node.ready = !node.ready), urgent);
+    assert_eq!(class_after(&|node| node.boot = "another".to_owned()), urgent);
+    assert_eq!(
+        class_after(&|node| node.taints = vec![taint(gpunode_crds::NOT_READY_TAINT)]),
+        urgent
+    );
+    assert_eq!(
+        class_after(&|node| allocate(node, 4)),
+        urgent,
+        "the startup taint may end"
+    );
+    assert_eq!(class_after(&|node| node.uid = "another".to_owned()), urgent);
+    let deleted = deleted(&scene.known("a"));
+    scene.receive(IndexMessage::Nodes(WatchUpdate::Deleted(deleted)));
+    assert_eq!(scene.class_of_a(), urgent);
+}
+
+#[test]
+fn labels_of_a_list_that_begins_again_are_ordinary() {
+    let mut scene = Scene::fleet(LABEL);
+    let nodes = scene.index.objects.nodes.iter().map(|node| (**node).clone());
+    let mut nodes: Vec<NodeFacts> = nodes.collect();
+    for node in &mut nodes {
+        node.labels = PackedMap::from(&BTreeMap::from([("pool".to_owned(), "b".to_owned())]));
+        node.resource_version = scene.next_version();
+    }
+    scene.go(|index, now, effects| {
+        for update in IndexMessage::list(IndexMessage::Nodes, nodes) {
+            index.apply(update, now, effects);
+        }
+    });
+    let queued = scene.effects.queued.iter();
+    let classes: Vec<_> = queued
+        .filter(|queued| matches!(queued.key, WorkKey::Node(_)))
+        .map(|queued| queued.class)
+        .collect();
+    assert_eq!(classes, [WorkClass::Ordinary; COUNT]);
+}
+
+#[test]
+fn health_is_urgent_and_the_progress_of_agents_is_not() {
+    let mut scene = Scene::governed("{}");
     let mut gpu_node = (**scene.index.objects.gpu_nodes.get("a").unwrap()).clone();
     let mut receive = |scene: &mut Scene, edit: &dyn Fn(&mut GpuNodeStatus)| {
         edit(Arc::make_mut(gpu_node.status.as_mut().unwrap()));
@@ -395,9 +468,31 @@ fn health_new_nodes_and_labels_are_urgent_and_the_progress_of_agents_is_not() {
         scene.receive(IndexMessage::GpuNodes(WatchUpdate::applied(gpu_node.clone())));
     };
     receive(&mut scene, &|status| status.config_hash = Some("another".to_owned()));
-    assert_eq!(class(&scene), Some(WorkClass::Ordinary));
+    assert_eq!(scene.class_of_a(), Some(WorkClass::Ordinary));
     receive(&mut scene, &|status| {
         status.gpus.push(gpunode_crds::GpuDevice::default());
     });
-    assert_eq!(class(&scene), Some(WorkClass::Urgent));
+    assert_eq!(scene.class_of_a(), Some(WorkClass::Urgent));
+}
+
+#[test]
+fn recheck_is_urgent_for_a_health_taint_alone() {
+    let at = |second| Timestamp::from_second(second).unwrap();
+    let plan = |recheck, urgent_recheck| NodePlan {
+        recheck: Some(at(recheck)),
+        urgent_recheck,
+        ..NodePlan::default()
+    };
+    let queued = |plan: &NodePlan| {
+        let mut effects = Effects::default();
+        effects.recheck("a", plan);
+        let queued = effects.queued.into_iter();
+        queued.map(|queued| (queued.class, queued.at)).collect::<Vec<_>>()
+    };
+    let (ordinary, urgent) = (WorkClass::Ordinary, WorkClass::Urgent);
+    assert_eq!(queued(&plan(5, None)), [(ordinary, Some(at(5)))]);
+    assert_eq!(queued(&plan(5, Some(at(5)))), [(urgent, Some(at(5)))]);
+    let both = [(ordinary, Some(at(5))), (urgent, Some(at(9)))];
+    assert_eq!(queued(&plan(5, Some(at(9)))), both);
+    assert_eq!(queued(&NodePlan::default()), []);
 }

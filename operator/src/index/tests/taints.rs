@@ -67,7 +67,7 @@ fn next_node_gets_its_turn_at_the_deadline_although_pods_stay() {
     assert!(scene.due_nodes().is_empty());
     assert!(scene.effects.queued.contains(&QueuedKey {
         key: node("a"),
-        class: WorkClass::Urgent,
+        class: WorkClass::Ordinary,
         at: Some(at(300))
     }));
     scene.go(|index, _, effects| index.node_write("a", at(300), effects));
