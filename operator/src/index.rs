@@ -54,7 +54,7 @@ use crate::{
         outcomes::{OutcomeChange, OutcomeIndex, PolicyNodeStatuses},
         previews::PreviewPasses,
         summary::ClusterSummary,
-        sweep::{StatusHold, Sweep, SweepProgress},
+        sweep::{NewEdits, StatusHold, Sweep, SweepProgress},
         watched_policy::{UnreadablePolicy, deletions},
         work::{DaemonSetWrite, NodeWrite, PlannedWrite, PolicyStatusWrite, UnreadableStatusWrite, WorkKey},
     },
@@ -364,30 +364,38 @@ impl ClusterIndex {
         if names.is_empty() && knew_set {
             return;
         }
-        for policy in &names {
-            self.outcomes.await_plans(policy);
-        }
-        self.sweep.begin(self.nodes_to_plan(), &names, now);
-        let of_rollouts: Vec<&str> = edited
+        let of_rollouts = edited
             .iter()
-            .filter(|policy| names.contains(&policy.name) && changes_rollouts(policy))
-            .map(|policy| policy.name.as_str())
-            .collect();
-        self.hold_rollouts(&of_rollouts, knew_set);
-        self.begin_sweep(now, effects);
+            .filter(|policy| names.contains(&policy.name) && changes_rollouts(policy));
+        let edits = self.sweep.edit(&names, now);
+        edits.of_rollouts.extend(of_rollouts.map(|policy| policy.name.clone()));
+        edits.may_be_others |= !knew_set;
+        effects.queue(WorkKey::Sweep);
     }
 
-    /// Lets rollouts wait for the plans of those of their nodes whose stages an edit of the policies `edited` may
-    /// change; for all of their nodes unless `knew_set`.
-    fn hold_rollouts(&mut self, edited: &[&str], knew_set: bool) {
+    /// Begins one sweep with all edits that came since the last one: each looks at every node.
+    fn begin_edits(&mut self, now: Timestamp, effects: &mut Effects) {
+        let edits = self.sweep.begin(self.nodes_to_plan());
+        for policy in edits.policies.keys() {
+            self.outcomes.await_plans(policy);
+        }
+        self.hold_rollouts(&edits);
+        self.begin_sweep(now, effects);
+        self.advance_rollouts(effects);
+    }
+
+    /// Lets rollouts wait for the plans of those of their nodes whose stages an edit may change; for all of their nodes where
+    /// others than the known policies may have changed.
+    fn hold_rollouts(&mut self, edits: &NewEdits) {
         let Self {
             objects,
             outcomes,
             sweep,
             ..
         } = self;
-        let edited: Vec<_> = edited.iter().map(|name| (*name, objects.policy(name))).collect();
-        if knew_set && edited.is_empty() {
+        let edited = edits.of_rollouts.iter();
+        let edited: Vec<_> = edited.map(|name| (name.as_str(), objects.policy(name))).collect();
+        if edited.is_empty() && !edits.may_be_others {
             return;
         }
         for (node, statuses) in outcomes.policies_by_node() {
@@ -395,7 +403,7 @@ impl ClusterIndex {
             let concerns = |(name, spec): &(&str, Option<&Policy>)| {
                 statuses.iter().any(|(policy, _)| **policy == **name) || objects.may_concern(name, *spec, node)
             };
-            if !knew_set || edited.iter().any(concerns) {
+            if edits.may_be_others || edited.iter().any(concerns) {
                 sweep.hold(node, statuses.iter().map(|(policy, _)| policy));
             }
         }
@@ -727,7 +735,7 @@ impl ClusterIndex {
                 None
             }
             WorkKey::Sweep => {
-                self.advance_sweep(effects);
+                self.advance_sweep(now, effects);
                 None
             }
             WorkKey::Previews => {
@@ -759,8 +767,11 @@ impl ClusterIndex {
         }
     }
 
-    /// Queues the next nodes of the sweep.
-    fn advance_sweep(&mut self, effects: &mut Effects) {
+    /// Begins the sweep with edits that came since, or queues its next nodes.
+    fn advance_sweep(&mut self, now: Timestamp, effects: &mut Effects) {
+        if self.sweep.has_new_edits() {
+            return self.begin_edits(now, effects);
+        }
         let nodes = self.sweep.next_slice();
         if nodes.is_empty() {
             return;

@@ -40,6 +40,19 @@ pub struct Sweep {
     is_first: bool,
     /// Number of the edit that counts for nodes without any plan on this process.
     first_edit: u64,
+    /// Edits since the sweep began last, if any.
+    new_edits: Option<NewEdits>,
+}
+
+/// Edits that came since the sweep began last: it begins once for all of them.
+#[derive(Debug, Default)]
+pub struct NewEdits {
+    /// Moment of the first one, by policy.
+    pub policies: BTreeMap<String, Timestamp>,
+    /// Policies whose edits may change the stages of nodes in the rollouts of others.
+    pub of_rollouts: BTreeSet<String>,
+    /// True if it is not known which policies changed.
+    pub may_be_others: bool,
 }
 
 /// A node that is not planned yet.
@@ -81,19 +94,34 @@ impl Sweep {
     /// Begins the sweep of a process that begins to lead.
     pub fn begin_first(&mut self, nodes: Vec<String>) {
         self.is_first = true;
-        self.begin(nodes, &BTreeSet::new(), Timestamp::UNIX_EPOCH);
+        self.begin(nodes);
         self.first_edit = self.last_edit;
     }
 
-    /// Begins a sweep after an edit. One under way goes on with the next name and takes every node again, since each
-    /// needs a plan with this edit.
-    pub fn begin(&mut self, mut nodes: Vec<String>, edited: &BTreeSet<String>, now: Timestamp) {
+    /// Records an edit. Every node misses it, and every rollout waits, until the sweep begins with it.
+    pub fn edit(&mut self, policies: &BTreeSet<String>, now: Timestamp) -> &mut NewEdits {
+        let edits = self.new_edits.get_or_insert_default();
+        for policy in policies {
+            edits.policies.entry(policy.clone()).or_insert(now);
+        }
+        edits
+    }
+
+    /// Returns true if edits came since the sweep began last.
+    pub fn has_new_edits(&self) -> bool {
+        self.new_edits.is_some()
+    }
+
+    /// Begins a sweep with the edits that came since the last one, and returns them. One under way goes on with the next name
+    /// and takes every node again, since each needs a plan with these edits.
+    pub fn begin(&mut self, mut nodes: Vec<String>) -> NewEdits {
+        let edited = self.new_edits.take().unwrap_or_default();
         self.is_under_way = true;
         self.last_edit += 1;
-        for policy in edited {
+        for (policy, since) in &edited.policies {
             let edit = self.edits.entry(policy.clone()).or_insert(PolicyEdit {
                 last: self.last_edit,
-                since: now,
+                since: *since,
             });
             edit.last = self.last_edit;
         }
@@ -117,6 +145,7 @@ impl Sweep {
             self.waiting.insert(node.clone(), waiting);
         }
         self.to_queue = nodes;
+        edited
     }
 
     /// Lets the rollouts of these policies wait for the plan of a node that the sweep has to plan.
@@ -150,7 +179,7 @@ impl Sweep {
 
     /// Returns true if the sweep has to plan a node.
     pub fn is_waiting(&self, node: &str) -> bool {
-        self.waiting.contains_key(node)
+        self.has_new_edits() || self.waiting.contains_key(node)
     }
 
     /// Number of nodes that the sweep has to plan.
@@ -167,7 +196,12 @@ impl Sweep {
     /// Returns true if a policy was edited since a node was planned last.
     pub fn is_edited(&self, policy: &str, node: &str) -> bool {
         let missed = self.waiting.get(node).zip(self.edits.get(policy));
-        missed.is_some_and(|(waiting, edit)| waiting.first <= edit.last)
+        self.is_newly_edited(policy) || missed.is_some_and(|(waiting, edit)| waiting.first <= edit.last)
+    }
+
+    fn is_newly_edited(&self, policy: &str) -> bool {
+        let edits = self.new_edits.as_ref();
+        edits.is_some_and(|edits| edits.policies.contains_key(policy))
     }
 
     /// Records the plan of a node. Returns what it completed, if anything.
@@ -226,13 +260,13 @@ impl Sweep {
 
     /// Returns true if nodes may be counted with an earlier spec of a policy.
     pub fn awaits_plans(&self, policy: &str) -> bool {
-        self.is_first || self.edits.contains_key(policy)
+        self.is_first || self.edits.contains_key(policy) || self.is_newly_edited(policy)
     }
 
     /// Returns true while stages of a policy's nodes may be those of an earlier spec, or not be known: an edit can also
     /// give the nodes of one policy to another, with changes under way. Other edits hold nothing.
     pub fn holds_rollouts(&self, policy: &str) -> bool {
-        self.awaits_plans(policy) || self.holding.contains_key(policy)
+        self.has_new_edits() || self.awaits_plans(policy) || self.holding.contains_key(policy)
     }
 
     /// Returns how long the status of a policy waits; none if it does not.
@@ -241,7 +275,9 @@ impl Sweep {
             return Some(StatusHold::UntilEnd);
         }
         // A clock that goes back makes none wait longer than from now.
-        let since = self.edits.get(policy)?.since.min(now);
+        let earlier = self.edits.get(policy).map(|edit| edit.since);
+        let new = || self.new_edits.as_ref()?.policies.get(policy).copied();
+        let since = earlier.or_else(new)?.min(now);
         let until = since.checked_add(STATUS_WAIT).ok()?;
         (now < until).then_some(StatusHold::Until(until))
     }
@@ -259,6 +295,13 @@ mod tests {
         BTreeSet::from([policy.to_owned()])
     }
 
+    impl Sweep {
+        fn begin_after(&mut self, nodes: Vec<String>, edited: &BTreeSet<String>, now: Timestamp) {
+            self.edit(edited, now);
+            self.begin(nodes);
+        }
+    }
+
     fn at(milliseconds: i64) -> Timestamp {
         Timestamp::from_millisecond(milliseconds).unwrap()
     }
@@ -274,7 +317,7 @@ mod tests {
     #[test]
     fn nodes_join_by_name_and_the_last_plan_ends_the_sweep() {
         let mut sweep = Sweep::default();
-        sweep.begin(names(&["b", "c", "a"]), &edited("p"), at(0));
+        sweep.begin_after(names(&["b", "c", "a"]), &edited("p"), at(0));
         assert_eq!(sweep.planned("c"), None, "an event came first");
         assert_eq!(sweep.next_slice(), names(&["a", "b"]));
         assert!(sweep.next_slice().is_empty());
@@ -307,9 +350,9 @@ mod tests {
     fn each_node_misses_the_edits_since_its_last_plan() {
         let mut sweep = Sweep::default();
         let nodes = || names(&["a", "b"]);
-        sweep.begin(nodes(), &edited("p"), at(0));
+        sweep.begin_after(nodes(), &edited("p"), at(0));
         sweep.planned("a");
-        sweep.begin(nodes(), &edited("q"), at(1));
+        sweep.begin_after(nodes(), &edited("q"), at(1));
         assert!(!sweep.is_edited("p", "a") && sweep.is_edited("q", "a"));
         assert!(sweep.is_edited("p", "b") && sweep.is_edited("q", "b"));
         assert!(!sweep.is_edited("r", "b"));
@@ -322,11 +365,11 @@ mod tests {
     fn sweep_goes_on_with_the_next_name_after_an_edit_and_the_next_one_begins_at_the_start() {
         let mut sweep = Sweep::default();
         let nodes: Vec<_> = (0..3 * SLICE).map(|index| format!("n-{index:03}")).collect();
-        sweep.begin(nodes.clone(), &edited("p"), at(0));
+        sweep.begin_after(nodes.clone(), &edited("p"), at(0));
         assert_eq!(sweep.next_slice(), nodes[..SLICE]);
         assert_eq!(sweep.planned(&nodes[0]), None);
         let joined = [nodes.clone(), names(&["a"])].concat();
-        sweep.begin(joined, &edited("p"), at(1));
+        sweep.begin_after(joined, &edited("p"), at(1));
         assert_eq!(sweep.next_slice(), nodes[SLICE..2 * SLICE]);
         assert_eq!(sweep.next_slice(), nodes[2 * SLICE..]);
         assert_eq!(sweep.next_slice()[..2], names(&["a", "n-000"]));
@@ -334,7 +377,7 @@ mod tests {
             assert_eq!(sweep.planned(node), None);
         }
         assert_eq!(sweep.planned("a"), Some(progress(false, &["p"], true)));
-        sweep.begin(nodes.clone(), &edited("p"), at(2));
+        sweep.begin_after(nodes.clone(), &edited("p"), at(2));
         assert_eq!(sweep.next_slice(), nodes[..SLICE]);
     }
 
@@ -345,7 +388,7 @@ mod tests {
         sweep.begin_first(nodes());
         for node in ["a", "b"] {
             assert_eq!(sweep.planned(node), None);
-            sweep.begin(nodes(), &edited("p"), at(0));
+            sweep.begin_after(nodes(), &edited("p"), at(0));
             assert!(sweep.is_first() && !sweep.is_first_plan(node) && sweep.is_first_plan("c"));
         }
         assert_eq!(sweep.planned("c"), Some(progress(true, &[], false)));
@@ -357,7 +400,7 @@ mod tests {
         let mut sweep = Sweep::default();
         let nodes = || names(&["a", "b", "c"]);
         let policies: [Arc<str>; 2] = ["p".into(), "r".into()];
-        sweep.begin(nodes(), &edited("q"), at(0));
+        sweep.begin_after(nodes(), &edited("q"), at(0));
         for node in ["a", "a", "b", "gone"] {
             sweep.hold(node, policies[..1].iter());
         }
@@ -366,7 +409,7 @@ mod tests {
         assert_eq!(held(&sweep), [true, true, true, false]);
         assert_eq!((sweep.planned("c"), held(&sweep)), (None, [true, true, false, false]));
         // What a node holds it holds until its own plan, however many edits of others follow.
-        sweep.begin(names(&["a", "c"]), &edited("s"), at(1));
+        sweep.begin_after(names(&["a", "c"]), &edited("s"), at(1));
         assert_eq!(held(&sweep), [true, true, false, true], "b is gone");
         assert_eq!(sweep.planned("a"), Some(progress(false, &["q"], false)));
         assert_eq!(held(&sweep), [false, false, false, true]);
@@ -377,21 +420,21 @@ mod tests {
     #[test]
     fn node_that_is_gone_holds_up_no_sweep_that_begins_again() {
         let mut sweep = Sweep::default();
-        sweep.begin(names(&["a", "gone"]), &edited("p"), at(0));
-        sweep.begin(names(&["a"]), &edited("p"), at(1));
+        sweep.begin_after(names(&["a", "gone"]), &edited("p"), at(0));
+        sweep.begin_after(names(&["a"]), &edited("p"), at(1));
         assert!(sweep.planned("a").is_some());
     }
 
     #[test]
     fn status_of_an_edited_policy_waits_a_second_and_that_of_a_new_leader_for_the_end() {
         let mut sweep = Sweep::default();
-        sweep.begin(names(&["a"]), &edited("p"), at(0));
+        sweep.begin_after(names(&["a"]), &edited("p"), at(0));
         assert_eq!(sweep.status_hold("p", at(999)), Some(StatusHold::Until(at(1000))));
         assert_eq!(
             (sweep.status_hold("p", at(1000)), sweep.status_hold("q", at(0))),
             (None, None)
         );
-        sweep.begin(names(&["a"]), &edited("p"), at(900));
+        sweep.begin_after(names(&["a"]), &edited("p"), at(900));
         assert_eq!(
             sweep.status_hold("p", at(1000)),
             None,
@@ -401,6 +444,30 @@ mod tests {
         assert_eq!(sweep.status_hold("q", at(9999)), Some(StatusHold::UntilEnd));
         assert_eq!(sweep.planned("a"), Some(progress(true, &["p"], true)));
         assert_eq!(sweep.status_hold("p", at(9999)), None);
+    }
+
+    #[test]
+    fn edits_that_come_together_begin_one_sweep_and_count_from_the_first() {
+        let mut sweep = Sweep::default();
+        sweep.edit(&edited("p"), at(0));
+        sweep.edit(&edited("q"), at(500));
+        sweep.edit(&edited("p"), at(900));
+        let check = |sweep: &Sweep| {
+            assert!(sweep.is_edited("p", "a") && sweep.is_edited("q", "a") && !sweep.is_edited("r", "a"));
+            assert!(sweep.awaits_plans("p") && !sweep.awaits_plans("r"));
+            assert_eq!(sweep.status_hold("p", at(900)), Some(StatusHold::Until(at(1000))));
+            assert_eq!(sweep.status_hold("q", at(900)), Some(StatusHold::Until(at(1500))));
+        };
+        check(&sweep);
+        assert!(
+            sweep.is_waiting("a") && sweep.holds_rollouts("r"),
+            "nobody knows what they concern"
+        );
+        let edits = sweep.begin(names(&["a"]));
+        assert_eq!(edits.policies.into_keys().collect::<Vec<_>>(), ["p", "q"]);
+        check(&sweep);
+        assert!(!sweep.has_new_edits() && !sweep.holds_rollouts("r"));
+        assert_eq!(sweep.planned("a"), Some(progress(false, &["p", "q"], true)));
     }
 
     #[test]

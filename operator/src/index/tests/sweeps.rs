@@ -28,9 +28,14 @@ impl Scene {
         scene
     }
 
-    /// Applies a message and makes no plan.
+    /// Applies a message and makes no plan. The sweep begins with an edit.
     fn receive(&mut self, message: IndexMessage) {
-        self.go(|index, now, effects| index.apply(message, now, effects));
+        self.go(|index, now, effects| {
+            index.apply(message, now, effects);
+            if index.sweep.has_new_edits() {
+                index.begin_edits(now, effects);
+            }
+        });
     }
 
     fn receive_list<T>(&mut self, message: fn(WatchUpdate<T>) -> IndexMessage, objects: Vec<T>) {
@@ -80,6 +85,55 @@ fn edit_queues_nodes_a_slice_at_a_time_and_plans_none() {
         all.extend(slice);
     }
     assert_eq!(all, (0..COUNT).map(name).collect::<Vec<_>>());
+}
+
+#[test]
+fn edits_that_come_together_touch_no_node_before_the_sweep_begins_with_all_of_them() {
+    let mut scene = Scene::fleet(LABEL);
+    for edit in 0..30 {
+        let policy = scene.policy("p", &numbered(edit));
+        scene.go(|index, now, effects| {
+            index.apply(
+                IndexMessage::Policies(WatchUpdate::applied(policy.into())),
+                now,
+                effects,
+            );
+        });
+        assert_eq!(
+            (scene.index.sweep.waiting(), scene.queued().contains(&&sweep_key())),
+            (0, true)
+        );
+    }
+    assert_eq!(scene.planned_at(&sweep_key(), at(0)), None);
+    assert!(
+        scene.due_nodes().is_empty() && scene.queued().contains(&&sweep_key()),
+        "a turn of its own"
+    );
+    assert_eq!(scene.index.sweep.waiting(), COUNT);
+    let mut planned = Vec::new();
+    while scene.index.sweep.waiting() > 0 {
+        planned.extend(scene.plan_slice());
+    }
+    assert_eq!(planned, (0..COUNT).map(name).collect::<Vec<_>>(), "each once");
+}
+
+#[test]
+fn no_rollout_goes_on_between_an_edit_and_its_sweep() {
+    let mut scene = Scene::governed("{maxUnavailable: 1}");
+    scene.edit(&rollouts::spec(true, "{maxUnavailable: 1}"));
+    for name in ["d", "c", "b"] {
+        scene.node_write(name);
+    }
+    // A permit for the first node is due with its plan.
+    edit_other_without_sweep(&mut scene, "{nodeSelector: {}, labels: {x: y}}");
+    for name in ["a", "b", "c", "d"] {
+        assert!(!scene.work_on(name), "{name}");
+    }
+    assert_eq!(scene.planned_at(&sweep_key(), at(0)), None);
+    for name in ["d", "c", "b"] {
+        assert!(!scene.work_on(name), "{name}");
+    }
+    assert!(scene.work_on("a"), "every node is planned with the edits");
 }
 
 #[test]
@@ -252,6 +306,13 @@ fn rollout_of_an_edited_policy_grants_nothing_before_every_node_is_planned() {
     for name in ["b", "c", "d"] {
         assert_eq!(scene.node_write(name), None, "one at a time");
     }
+}
+
+/// Sets another policy and makes no plan; the sweep begins in its own turn.
+fn edit_other_without_sweep(scene: &mut Scene, spec: &str) {
+    let policy = scene.policy("q", spec);
+    let message = IndexMessage::Policies(WatchUpdate::applied(policy.into()));
+    scene.go(|index, now, effects| index.apply(message, now, effects));
 }
 
 /// Sets another policy and makes no plan.
