@@ -3,8 +3,8 @@
 use crate::events::operator_event::OperatorEvent;
 use tokio::sync::mpsc;
 
-/// Events that may wait. More are dropped: they are for people, and status holds the present state.
-const CAPACITY: usize = 64;
+/// Events that may wait: those of about a minute. More are dropped: they are for people, and status holds the present state.
+const CAPACITY: usize = 512;
 
 /// The end of the channel that takes events.
 #[derive(Clone)]

@@ -11,10 +11,12 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::Client;
 use std::{sync::Arc, time::Duration};
-use tokio::sync::mpsc;
+use tokio::{sync::mpsc, time::sleep};
 
 /// An event that cannot be sent within this time is dropped. Times at which the client holds it back do not count.
 const TIMEOUT: Duration = Duration::from_secs(5);
+/// Pause between two events: a fault of many nodes must not be a burst for the API server.
+const PAUSE: Duration = Duration::from_millis(100);
 
 /// The task that sends events.
 pub struct EventRecorder {
@@ -43,6 +45,7 @@ impl EventRecorder {
                 }
                 None => count_failure(&self.metrics),
             }
+            sleep(PAUSE).await;
         }
     }
 }
@@ -74,7 +77,41 @@ fn content(event: OperatorEvent) -> EventContent {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::events::event_channel;
     use gpunode_crds::Reason;
+    use http::{Request, Response};
+    use kube::client::Body;
+    use std::{convert::Infallible, sync::Mutex};
+    use tokio::time::{Instant, timeout};
+
+    #[tokio::test(start_paused = true)]
+    async fn events_that_come_together_are_sent_one_after_the_other() {
+        let sent = Arc::new(Mutex::new(Vec::new()));
+        let times = sent.clone();
+        let service = tower::service_fn(move |_: Request<Body>| {
+            times.lock().unwrap().push(Instant::now());
+            let event =
+                r#"{"kind": "Event", "apiVersion": "events.k8s.io/v1", "eventTime": null, "metadata": {"name": "e"}}"#;
+            let response = Response::new(Body::from(event.as_bytes().to_vec()));
+            async { Ok::<_, Infallible>(response) }
+        });
+        let (sender, events) = event_channel();
+        for node in 0..20 {
+            let message = format!("node {node} is not ready");
+            sender.send(OperatorEvent::of_gone_policy("p", Reason::InvalidSpec, message));
+        }
+        let recorder = EventRecorder {
+            client: Client::new(service, "ns"),
+            identity: "me".to_owned(),
+            leadership: Leadership::until(Instant::now() + TIMEOUT),
+            metrics: Arc::new(OperatorMetrics::new()),
+            events,
+        };
+        assert!(timeout(TIMEOUT, recorder.run()).await.is_err(), "more may come");
+        let sent = sent.lock().unwrap();
+        let pauses: Vec<Duration> = sent.windows(2).map(|pair| pair[1] - pair[0]).collect();
+        assert_eq!(pauses, [PAUSE; 19]);
+    }
 
     #[test]
     fn events_with_other_messages_are_other_series() {
