@@ -54,6 +54,16 @@ pub struct GpuNodePolicyStatus {
     pub preview: Vec<NodePreview>,
 }
 
+impl GpuNodePolicyStatus {
+    /// Sets the generation of the spec that the status and its conditions describe.
+    pub fn set_generation(&mut self, generation: Option<i64>) {
+        self.observed_generation = generation;
+        for condition in &mut self.conditions {
+            condition.observed_generation = generation;
+        }
+    }
+}
+
 /// Numbers of nodes. `matched` is the sum of `ready`, `updating`, `failed` and `conflicted`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]

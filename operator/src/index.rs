@@ -345,11 +345,14 @@ impl ClusterIndex {
         effects: &mut Effects,
     ) {
         for policy in edited {
-            if is_preview(policy.after.as_ref()) && policy.after.is_some() {
-                self.previews.edit(&policy.name);
-                effects.queue(WorkKey::Previews);
-            } else {
+            let uid = |policy: &Option<Arc<GpuNodePolicy>>| policy.as_ref().map(|policy| policy.metadata.uid.clone());
+            let previewed = policy.after.as_ref().filter(|after| is_preview(Some(after)));
+            if previewed.is_none() || uid(&policy.before) != uid(&policy.after) {
                 self.previews.forget(&policy.name);
+            }
+            if let Some(after) = previewed {
+                self.previews.edit(&policy.name, after.metadata.generation);
+                effects.queue(WorkKey::Previews);
             }
         }
         let may_write = |policy: &&&ObjectDelta<GpuNodePolicy>| {
@@ -897,7 +900,20 @@ impl ClusterIndex {
             None if policy.mode == PolicyMode::Preview => return None,
             tally => tally.unwrap_or(&no_nodes),
         };
-        let status = policy_status(policy, tally, &agents, object.status.as_ref(), now);
+        let mut status = policy_status(policy, tally, &agents, object.status.as_ref(), now);
+        if policy.mode == PolicyMode::Preview
+            && let Some(result) = self.previews.result(name)
+        {
+            // The spec may have changed since the pass began. Nothing is told twice about an earlier one.
+            let is_told = object
+                .status
+                .as_ref()
+                .is_some_and(|status| status.observed_generation == result.generation);
+            if result.generation != policy.generation && is_told {
+                return None;
+            }
+            status.set_generation(result.generation);
+        }
         (object.status.as_ref() != Some(&status)).then(|| PolicyStatusWrite {
             policy: object.clone(),
             status,
@@ -906,7 +922,7 @@ impl ClusterIndex {
 
     fn tally(&self, policy: &Policy) -> Option<&PolicyTally> {
         if policy.mode == PolicyMode::Preview {
-            self.previews.tally(&policy.name)
+            self.previews.result(&policy.name).map(|result| &result.tally)
         } else {
             self.outcomes.tally(&policy.name)
         }
@@ -937,9 +953,8 @@ impl ClusterIndex {
         for name in self.objects.unreadable_policies() {
             effects.queue(WorkKey::PolicyStatus(name.clone()));
         }
-        let previewed: Vec<String> = self.objects.previewed().cloned().collect();
-        for policy in previewed {
-            self.previews.edit(&policy);
+        for policy in self.objects.previewed() {
+            self.previews.edit(&policy.name, policy.generation);
             effects.queue(WorkKey::Previews);
         }
         self.sweep.begin_first(self.objects.nodes.names());

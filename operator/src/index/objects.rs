@@ -101,10 +101,9 @@ impl Objects {
         self.set.get(name)
     }
 
-    /// Returns the names of the policies in mode Preview.
-    pub fn previewed(&self) -> impl Iterator<Item = &String> {
-        let previewed = self.set.iter().filter(|policy| policy.mode == PolicyMode::Preview);
-        previewed.map(|policy| &policy.name)
+    /// Returns the policies in mode Preview.
+    pub fn previewed(&self) -> impl Iterator<Item = &Policy> {
+        self.set.iter().filter(|policy| policy.mode == PolicyMode::Preview)
     }
 
     /// Makes the set of policies again after one changed.

@@ -18,14 +18,22 @@ const LONGEST_PAUSE: SignedDuration = SignedDuration::from_mins(10);
 #[derive(Debug, Default)]
 pub struct PreviewPasses {
     /// Counts over all nodes, by policy.
-    tallies: BTreeMap<String, PolicyTally>,
-    /// Policies without a result.
-    edited: BTreeSet<String>,
+    results: BTreeMap<String, PreviewResult>,
+    /// Generations of the policies that were edited since the last pass began.
+    edited: BTreeMap<String, Option<i64>>,
     /// True if a node may have changed since a pass began.
     has_fleet_changed: bool,
     /// End of the pause after the last pass over the fleet that changed.
     pause_ends: Option<Timestamp>,
     pass: Option<PreviewPass>,
+}
+
+/// Changes that a policy would make, by the last pass.
+#[derive(Debug)]
+pub struct PreviewResult {
+    /// `metadata.generation` of the policy when the pass began.
+    pub generation: Option<i64>,
+    pub tally: PolicyTally,
 }
 
 #[derive(Debug)]
@@ -35,32 +43,32 @@ struct PreviewPass {
     is_for_fleet: bool,
     /// Nodes that are left, by falling name.
     nodes: Vec<String>,
-    tallies: BTreeMap<String, PolicyTally>,
+    results: BTreeMap<String, PreviewResult>,
 }
 
 impl PreviewPasses {
-    /// Forgets the result of a policy that was edited; the next pass is due now.
-    pub fn edit(&mut self, policy: &str) {
-        self.forget(policy);
-        self.edited.insert(policy.to_owned());
+    /// Asks for another pass for a policy that was edited. The result before stays until then, and a pass under way goes on: edits
+    /// that never stop would leave the policy without any.
+    pub fn edit(&mut self, policy: &str, generation: Option<i64>) {
+        self.edited.insert(policy.to_owned(), generation);
     }
 
-    /// Forgets a policy that is not in mode Preview.
+    /// Forgets a policy that is not in mode Preview, or another one of its name.
     pub fn forget(&mut self, policy: &str) {
-        self.tallies.remove(policy);
+        self.results.remove(policy);
         self.edited.remove(policy);
         if let Some(pass) = &mut self.pass {
-            pass.tallies.remove(policy);
+            pass.results.remove(policy);
         }
         // Nobody asks for it any more.
-        if self.pass.as_ref().is_some_and(|pass| pass.tallies.is_empty()) {
+        if self.pass.as_ref().is_some_and(|pass| pass.results.is_empty()) {
             self.pass = None;
         }
     }
 
     /// Records that a node may have changed. Returns the moment of the next pass, if it was not known.
     pub fn change_fleet(&mut self, now: Timestamp) -> Option<Timestamp> {
-        let has_results = !self.tallies.is_empty() || self.pass.is_some();
+        let has_results = !self.results.is_empty() || self.pass.is_some();
         if !has_results || std::mem::replace(&mut self.has_fleet_changed, true) {
             return None;
         }
@@ -84,7 +92,9 @@ impl PreviewPasses {
         let mut policies = std::mem::take(&mut self.edited);
         if is_for_fleet {
             self.has_fleet_changed = false;
-            policies.extend(self.tallies.keys().cloned());
+            for (policy, result) in &self.results {
+                policies.entry(policy.clone()).or_insert(result.generation);
+            }
         }
         if policies.is_empty() {
             return fleet_pass_at.filter(|at| *at > now);
@@ -95,9 +105,12 @@ impl PreviewPasses {
             began: now,
             is_for_fleet,
             nodes,
-            tallies: policies
+            results: policies
                 .into_iter()
-                .map(|name| (name, PolicyTally::default()))
+                .map(|(name, generation)| {
+                    let tally = PolicyTally::default();
+                    (name, PreviewResult { generation, tally })
+                })
                 .collect(),
         });
         None
@@ -108,7 +121,7 @@ impl PreviewPasses {
         let Some(pass) = &mut self.pass else {
             return (BTreeSet::new(), Vec::new());
         };
-        let policies: BTreeSet<String> = pass.tallies.keys().cloned().collect();
+        let policies: BTreeSet<String> = pass.results.keys().cloned().collect();
         // Without and with each policy.
         let count = (PLANS / (policies.len() + 2)).max(1).min(pass.nodes.len());
         let first = pass.nodes.len() - count;
@@ -119,8 +132,8 @@ impl PreviewPasses {
     pub fn count(&mut self, node: &str, statuses: PolicyNodeStatuses) {
         let Some(pass) = &mut self.pass else { return };
         for (policy, status) in statuses {
-            if let Some(tally) = pass.tallies.get_mut(&policy) {
-                tally.add_in_order(node, status);
+            if let Some(result) = pass.results.get_mut(&policy) {
+                result.tally.add_in_order(node, status);
             }
         }
     }
@@ -133,8 +146,8 @@ impl PreviewPasses {
             let pause = took.saturating_mul(PAUSE_PER_PASS).clamp(PAUSE, LONGEST_PAUSE);
             self.pause_ends = now.checked_add(pause).ok();
         }
-        let policies = pass.tallies.keys().cloned().collect();
-        self.tallies.extend(pass.tallies);
+        let policies = pass.results.keys().cloned().collect();
+        self.results.extend(pass.results);
         Some(policies)
     }
 
@@ -147,9 +160,9 @@ impl PreviewPasses {
         }
     }
 
-    /// Returns the counts of a policy; none before its first pass is over.
-    pub fn tally(&self, policy: &str) -> Option<&PolicyTally> {
-        self.tallies.get(policy)
+    /// Returns the result for a policy; none before its first pass is over.
+    pub fn result(&self, policy: &str) -> Option<&PreviewResult> {
+        self.results.get(policy)
     }
 }
 
@@ -186,12 +199,15 @@ mod tests {
     #[test]
     fn edited_policy_is_previewed_on_every_node_in_the_order_of_names() {
         let mut passes = PreviewPasses::default();
-        passes.edit("p");
+        passes.edit("p", Some(1));
         assert_eq!(passes.begin(|| nodes(40), at(0)), None);
-        assert_eq!(passes.tally("p"), None, "no part of a pass is a result");
+        assert!(passes.result("p").is_none(), "no part of a pass is a result");
         let (seen, policies) = run(&mut passes, at(0));
         assert_eq!((seen, policies), (nodes(40), vec!["p".to_owned()]));
-        assert_eq!(passes.tally("p").map(|tally| tally.counts().updating), Some(40));
+        assert_eq!(
+            passes.result("p").map(|result| result.tally.counts().updating),
+            Some(40)
+        );
         assert_eq!(passes.next(at(0)), None);
     }
 
@@ -199,7 +215,7 @@ mod tests {
     fn change_of_the_fleet_leads_to_one_pass_after_a_pause() {
         let mut passes = PreviewPasses::default();
         assert_eq!(passes.change_fleet(at(0)), None, "there is no policy to preview");
-        passes.edit("p");
+        passes.edit("p", Some(1));
         passes.begin(|| nodes(1), at(0));
         run(&mut passes, at(0));
         assert_eq!(
@@ -218,26 +234,36 @@ mod tests {
     }
 
     #[test]
-    fn edit_during_a_pass_is_previewed_by_the_next_one() {
+    fn edit_during_a_pass_is_previewed_by_the_next_one_and_the_pass_has_a_result_all_the_same() {
         let mut passes = PreviewPasses::default();
-        passes.edit("p");
-        passes.edit("q");
-        passes.begin(|| nodes(1), at(0));
-        passes.edit("p");
-        assert_eq!(run(&mut passes, at(0)).1, ["q"]);
-        assert_eq!((passes.tally("p"), passes.next(at(0))), (None, Some(at(0))));
+        let generation = |passes: &PreviewPasses| passes.result("p").and_then(|result| result.generation);
+        passes.edit("p", Some(1));
+        passes.edit("q", Some(1));
+        // Edits that come faster than a pass ends.
+        for before in 1..4 {
+            passes.begin(|| nodes(1), at(0));
+            passes.edit("p", Some(before + 1));
+            assert_eq!(
+                generation(&passes),
+                Some(before - 1).filter(|it| *it > 0),
+                "the result before"
+            );
+            run(&mut passes, at(0));
+            assert_eq!((generation(&passes), passes.next(at(0))), (Some(before), Some(at(0))));
+        }
         passes.begin(|| nodes(1), at(0));
         assert_eq!(run(&mut passes, at(0)).1, ["p"]);
+        assert_eq!((generation(&passes), passes.next(at(0))), (Some(4), None));
         passes.forget("q");
-        assert_eq!(passes.tally("q"), None);
+        assert!(passes.result("q").is_none());
     }
 
     #[test]
     fn cluster_without_nodes_has_a_result() {
         let mut passes = PreviewPasses::default();
-        passes.edit("p");
+        passes.edit("p", Some(1));
         passes.begin(Vec::new, at(0));
         assert_eq!(run(&mut passes, at(0)).0, [""; 0]);
-        assert!(passes.tally("p").is_some());
+        assert!(passes.result("p").is_some());
     }
 }

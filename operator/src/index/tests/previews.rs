@@ -37,6 +37,40 @@ fn edit_of_a_preview_plans_no_node_and_its_status_waits_for_the_pass() {
 }
 
 #[test]
+fn preview_that_is_edited_faster_than_its_pass_ends_has_a_status_of_the_spec_before() {
+    let mut scene = Scene::synced();
+    for index in 0..20 {
+        scene.set_node(&format!("n-{index:02}"), &json!({}));
+    }
+    let mut observed = Vec::new();
+    for generation in 1..=20 {
+        let mut policy = scene.policy("p", PREVIEW);
+        policy.metadata.generation = Some(generation);
+        if let Some(known) = scene.index.objects.policies.get("p") {
+            policy.status.clone_from(&known.status);
+        }
+        let message = IndexMessage::Policies(WatchUpdate::applied(policy.into()));
+        scene.go(|index, now, effects| index.apply(message, now, effects));
+        scene.go(|index, now, effects| index.planned_write(&WorkKey::Previews, now, effects));
+        if let Some(write) = scene.index.policy_status_write("p", Timestamp::UNIX_EPOCH) {
+            assert!(write.status.nodes.as_ref().is_some_and(|nodes| nodes.updating == 20));
+            let of_conditions = write.status.conditions.iter().map(|it| it.observed_generation);
+            assert!(of_conditions.eq([write.status.observed_generation; 6]));
+            observed.extend(write.status.observed_generation);
+            scene.write_status("p");
+        }
+    }
+    // Four turns for each pass.
+    assert_eq!(observed, [1, 5, 9, 13, 17]);
+    for _ in 0..4 {
+        scene.go(|index, now, effects| index.planned_write(&WorkKey::Previews, now, effects));
+    }
+    scene.write_status("p");
+    let status = scene.index.objects.policies.get("p").unwrap().status.clone();
+    assert_eq!(status.unwrap().observed_generation, Some(20));
+}
+
+#[test]
 fn event_of_a_node_computes_no_preview_and_asks_for_a_pass_after_a_pause() {
     let mut scene = Scene::synced();
     scene.set_policy("p", PREVIEW);
