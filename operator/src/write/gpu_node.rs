@@ -8,6 +8,7 @@ use crate::{
     write::{
         cluster_writer::{ClusterWriter, patch_params, post_params},
         error::WriteError,
+        rejected_patch::read_again,
         results::ResultSlot,
     },
 };
@@ -15,7 +16,7 @@ use gpunode_crds::{ConfigurationStep, GpuNode, OPERATOR_FIELD_MANAGER};
 use gpunode_plan::{ConditionsChange, GpuNodeChange, GpuNodeFacts};
 use kube::{
     Api, Resource,
-    api::{DeleteParams, ListParams, Patch, PatchParams, Preconditions},
+    api::{DeleteParams, Patch, PatchParams, Preconditions},
 };
 use serde_json::{Value, json};
 
@@ -164,12 +165,10 @@ async fn rejected(
         return error;
     }
     let gpu_nodes: Api<Lenient<Watched<GpuNode>>> = Api::all(writer.client.clone());
-    // A list of one, for which the operator needs no further permission.
-    let only_this = ListParams::default().fields(&format!("metadata.name={name}"));
-    match gpu_nodes.list(&only_this).await {
-        Ok(list) => {
+    match read_again(&gpu_nodes, name).await {
+        Ok(found) => {
             let kind = planned.map_or(WriteKind::Create, |_| WriteKind::Update);
-            let object = match (list.items.into_iter().next(), planned) {
+            let object = match (found, planned) {
                 (Some(newest), _) => known(newest, kind),
                 (None, Some(version)) => Some(WrittenObject::DeletedGpuNode {
                     name: name.to_owned(),

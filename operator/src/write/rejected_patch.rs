@@ -6,7 +6,7 @@
 use crate::write::error::WriteError;
 use gpunode_plan::PatchBuilder;
 use json_patch::Patch as JsonPatch;
-use kube::{Api, Error, Resource, api::ListParams, core::Status};
+use kube::{Api, Error, Resource, core::Status};
 use serde::de::DeserializeOwned;
 use std::fmt::Debug;
 
@@ -50,20 +50,15 @@ impl RejectedPatch<'_> {
         let Some(planned_for) = PatchBuilder::version_of(patch).filter(|_| may_be_outdated) else {
             return (WriteError::request(action)(source), RereadObject::Unchanged);
         };
-        // A list of one, for which the operator needs no further permission.
-        let only_this = ListParams::default().fields(&format!("metadata.name={name}"));
-        match api.list(&only_this).await {
-            Ok(list) => {
-                let Some(object) = list.items.into_iter().next() else {
-                    let version = planned_for.to_owned();
-                    return (WriteError::Outdated { action }, RereadObject::Gone { version });
-                };
-                if object.meta().resource_version.as_deref() == Some(planned_for) {
-                    (WriteError::request(action)(source), RereadObject::Unchanged)
-                } else {
-                    (WriteError::Outdated { action }, RereadObject::Changed(object))
-                }
+        match read_again(api, name).await {
+            Ok(None) => {
+                let version = planned_for.to_owned();
+                (WriteError::Outdated { action }, RereadObject::Gone { version })
             }
+            Ok(Some(object)) if object.meta().resource_version.as_deref() == Some(planned_for) => {
+                (WriteError::request(action)(source), RereadObject::Unchanged)
+            }
+            Ok(Some(object)) => (WriteError::Outdated { action }, RereadObject::Changed(object)),
             // 404 says enough; it may be the whole kind that is missing.
             Err(_) if is_absent => (WriteError::request(action)(source), RereadObject::Unchanged),
             Err(error) => {
@@ -72,6 +67,23 @@ impl RejectedPatch<'_> {
             }
         }
     }
+}
+
+/// Reads an object; none if there is none of the name. Not by a list of one: lists are in another priority level, where they
+/// may wait for those of others. Fails where the whole kind is missing.
+pub async fn read_again<K>(api: &Api<K>, name: &str) -> kube::Result<Option<K>>
+where
+    K: Clone + DeserializeOwned + Debug,
+{
+    match api.get(name).await {
+        Err(Error::Api(answer)) if answer.is_not_found() && names(&answer, name) => Ok(None),
+        answer => answer.map(Some),
+    }
+}
+
+/// True for an answer about the object of this name: one about a kind that is missing names none.
+fn names(answer: &Status, name: &str) -> bool {
+    answer.details.as_ref().is_some_and(|details| details.name == name)
 }
 
 /// True for the answer to a patch that does not fit. A refused field has a cause.

@@ -134,15 +134,14 @@ fn client(code: u16, requests: Requests) -> Client {
 }
 
 /// A client of an API server that answers every patch as a real one answers a JSON patch that does not fit the object, and every
-/// list with this object in this version.
+/// read with this object in this version.
 fn client_whose_patches_do_not_fit(object: &Value, version: &str) -> Client {
     let mut item = object.clone();
     item["metadata"]["resourceVersion"] = json!(version);
     item["metadata"]["labels"] = json!({"new": "label"});
-    let list = json!({"kind": "NodeList", "apiVersion": "v1", "metadata": {}, "items": [item]});
     let service = service_fn(move |request: Request<Body>| {
         let answer = if request.method() == Method::GET {
-            (200, list.clone())
+            (200, item.clone())
         } else {
             let message = "the server rejected our request due to an error in our request";
             let status = json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "code": 422,
@@ -160,12 +159,12 @@ fn client_whose_patches_do_not_fit(object: &Value, version: &str) -> Client {
     Client::new(service, "ns")
 }
 
-/// A client of an API server that answers every write with 409, and every list with this `GpuNode`.
+/// A client of an API server that answers every write with 409, and every read with this `GpuNode`.
 fn client_that_knows_better(newest: &Value, reason: &'static str, requests: Requests) -> Client {
-    let list = json!({"kind": "GpuNodeList", "apiVersion": "gpunode.dev/v1alpha1", "metadata": {}, "items": [newest]});
+    let newest = newest.clone();
     let service = service_fn(move |request: Request<Body>| {
         let (code, body) = if request.method() == Method::GET {
-            (200, list.clone())
+            (200, newest.clone())
         } else {
             let status = json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "code": 409,
                 "reason": reason, "message": "newer"});
@@ -195,10 +194,10 @@ fn client_without(path: &'static str, requests: Requests) -> Client {
         let (code, body) = if !at.contains(path) {
             status(403, "Forbidden")
         } else if request.method() == Method::GET {
-            (
-                200,
-                json!({"kind": "List", "apiVersion": "v1", "metadata": {}, "items": []}),
-            )
+            let (_, name) = at.rsplit_once('/').unwrap();
+            let (code, mut absent) = status(404, "NotFound");
+            absent["details"] = json!({"name": name});
+            (code, absent)
         } else {
             status(404, "NotFound")
         };
@@ -381,7 +380,7 @@ async fn gpu_node_that_was_read_after_a_lost_race_is_what_the_next_write_is_made
         let requests: Vec<_> = scene.requests.lock().unwrap().drain(..).collect();
         let reads = requests.iter().filter(|(method, ..)| *method == Method::GET);
         let reads: Vec<_> = reads.map(|(_, path, _)| path.as_str()).collect();
-        assert_eq!(reads, ["/apis/gpunode.dev/v1alpha1/gpunodes"], "{reason}");
+        assert_eq!(reads, ["/apis/gpunode.dev/v1alpha1/gpunodes/n"], "{reason}");
         scene.writer.client = client(403, scene.requests.clone());
         scene.reconcile().await;
         let requests = scene.requests.lock().unwrap();

@@ -73,12 +73,7 @@ async fn write(api: &ApiClient, mut node: RawNode, round: usize) -> Result<()> {
             Ok(_) => break,
             // A heartbeat came first.
             Err(error) if attempt < ATTEMPTS && matches!(refusal(&error), Some(409 | 422)) => {
-                // The operator's account may not get a node.
-                let query = format!("fieldSelector=metadata.name={}", node.metadata.name);
-                let found: Vec<RawNode> = api.list(NODES, &query).await?;
-                if let Some(found) = found.into_iter().next() {
-                    node = found;
-                }
+                node = api.get(&path).await?;
             }
             Err(error) => return Err(error),
         }
