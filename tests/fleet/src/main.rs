@@ -161,6 +161,7 @@ async fn measure(
             println!("{found:#?}");
             measured.extend([
                 ("memory-peak", found.start_peak.max(found.expired_peak)),
+                ("memory-after", found.resident_ratio),
                 ("expired-ratio", found.ratio),
                 ("expired-writes", number(found.writes)),
             ]);

@@ -28,9 +28,12 @@ pub struct AgentReport {
     pub unhealthy_since: Option<String>,
 }
 
+/// Start of the names of simulated nodes; digits follow.
+pub const NODE_PREFIX: &str = "fleet-";
+
 /// Returns the name of a node; names sort by index.
 pub fn node_name(index: usize) -> String {
-    format!("fleet-{index:05}")
+    format!("{NODE_PREFIX}{index:05}")
 }
 
 /// Returns the key of the label whose value is the node's index modulo `parts`.

@@ -1,9 +1,11 @@
 //! Operator processes beside the cluster: the release binary with the operator's own account.
 
+use crate::objects::NODE_PREFIX;
 use anyhow::{Context, Result, ensure};
 use gpunode_cluster::{Process, Signal};
 use std::{
     fs::{self, File},
+    io::{BufRead as _, BufReader, Seek as _, SeekFrom},
     net::{Ipv4Addr, SocketAddr, TcpListener},
     path::PathBuf,
     process::{Child, Command, Stdio},
@@ -30,6 +32,9 @@ pub struct OperatorSettings {
 pub struct OperatorProcess {
     pod: String,
     address: SocketAddr,
+    log: PathBuf,
+    /// Length of the log when the process started: others of its name wrote before.
+    log_start: u64,
     child: Child,
     process: Process,
 }
@@ -59,6 +64,7 @@ impl OperatorProcess {
             .append(true)
             .open(&path)
             .with_context(|| format!("open {}", path.display()))?;
+        let log_start = log.metadata().context("read the length of the log")?.len();
         let child = Command::new("setpriv")
             .args(["--pdeathsig", "KILL", "--"])
             .arg(&settings.binary)
@@ -80,6 +86,8 @@ impl OperatorProcess {
         Ok(Self {
             pod: pod.to_owned(),
             address,
+            log: path,
+            log_start,
             child,
             process,
         })
@@ -98,6 +106,17 @@ impl OperatorProcess {
     /// Its process id.
     pub fn pid(&self) -> i32 {
         self.process.pid()
+    }
+
+    /// Counts the lines of its log at the level info that name a simulated node.
+    pub fn node_lines(&self) -> Result<usize> {
+        let mut log = File::open(&self.log).with_context(|| format!("open {}", self.log.display()))?;
+        log.seek(SeekFrom::Start(self.log_start)).context("skip earlier logs")?;
+        let mut lines = BufReader::new(log).lines();
+        lines.try_fold(0, |count, line| {
+            let line = line.context("read the log")?;
+            Ok(count + usize::from(is_info_about_a_node(&line)))
+        })
     }
 
     /// Kills it as the kernel does when memory is short.
@@ -138,6 +157,12 @@ impl Drop for OperatorProcess {
         let _ = ended.or_else(|_| self.process.signal(Signal::KILL));
         let _ = self.child.wait();
     }
+}
+
+/// Returns true for a line at the level info with the name of a simulated node.
+fn is_info_about_a_node(line: &str) -> bool {
+    let mut names = line.split(NODE_PREFIX).skip(1);
+    line.contains(r#""level":"INFO""#) && names.any(|rest| rest.starts_with(|first: char| first.is_ascii_digit()))
 }
 
 fn free_address() -> Result<SocketAddr> {
@@ -187,6 +212,15 @@ pub fn reset_peak(pid: i32) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn lines_at_the_level_info_that_name_a_node_are_found() {
+        let line = |level: &str, text: &str| format!(r#"{{"timestamp":"x","level":"{level}","message":"{text}"}}"#);
+        let about = format!("wrote {}", crate::objects::node_name(7));
+        assert!(is_info_about_a_node(&line("INFO", &about)));
+        assert!(!is_info_about_a_node(&line("DEBUG", &about)));
+        assert!(!is_info_about_a_node(&line("INFO", "fleet-operator leads")));
+    }
 
     #[test]
     fn times_of_a_process_are_found_behind_any_name() {

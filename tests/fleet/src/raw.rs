@@ -6,13 +6,12 @@ use crate::{
     progress::{WaitProgress, with_progress},
 };
 use anyhow::{Context as _, Result};
-use futures::{Stream, StreamExt as _, stream};
+use futures::{Stream, StreamExt as _, future::try_join_all, stream};
 use gpunode_crds::AGENT_FIELD_MANAGER;
 use jiff::Timestamp;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::{pin::pin, time::Instant};
-use tokio::try_join;
 
 /// Writes at the same time: `MAX_CONCURRENT_WRITES` of `operator/src/write/worker.rs`. HTTP/1.1 has a connection for each.
 pub const CONNECTIONS: usize = 4;
@@ -147,12 +146,13 @@ async fn configure(fleet: &Fleet, gpu_node: Metadata, config: &Value, step: &str
     Ok(())
 }
 
-/// Lists Nodes and `GpuNode`s in pages by two clients at once, as two replicas do; returns the seconds until both have all.
-pub async fn bare_list(fleet: &Fleet) -> Result<f64> {
+/// Lists Nodes and `GpuNode`s in pages by so many clients at once, one for each replica that lists; returns the seconds until
+/// all have everything.
+pub async fn bare_list(fleet: &Fleet, clients: usize) -> Result<f64> {
     let begin = Instant::now();
     let list = |path: &'static str| Box::pin(fleet.account().list::<Named>(path, ""));
-    let lists = async { try_join!(list(NODES), list(GPU_NODES), list(NODES), list(GPU_NODES)) };
-    with_progress("a bare client lists everything twice", Box::pin(lists)).await?;
+    let lists = (0..clients).flat_map(|_| [list(NODES), list(GPU_NODES)]);
+    with_progress("a bare client lists everything", Box::pin(try_join_all(lists))).await?;
     Ok(begin.elapsed().as_secs_f64())
 }
 

@@ -49,6 +49,7 @@ fn label_and_taint_change_is_one_write_per_node() -> Result<()> {
         println!("{change:#?}");
         assert_eq!(change.most_writes, 1);
         assert!((change.writes_per_node - 1.0).abs() < 1e-9);
+        assert_eq!(change.node_lines, 0, "5,000 nodes would fill the log");
         assert!(change.ratio > 0.5, "a bare client is more than twice as fast");
         assert!(change.leader < 5.0 && change.standby < change.leader);
         assert!(change.resident < 72.0);
@@ -125,6 +126,7 @@ fn watches_that_expire_together_lead_to_no_write() -> Result<()> {
         // A bare list of 500 nodes takes less than the operator's pauses.
         assert!(restart.ratio * restart.bare < 10.0 * BUSY);
         assert!(restart.start_peak.max(restart.expired_peak) < 128.0);
+        assert!(restart.resident_ratio < 1.5, "memory goes back after a peak");
         Ok(())
     })
 }
@@ -136,6 +138,8 @@ fn change_that_loses_its_leader_is_finished_and_writes_no_node_twice() -> Result
         let lost = failover(fleet).await?;
         println!("{lost:#?}");
         assert_eq!(lost.most_writes, 1);
+        // A bare list of 500 nodes takes less than the start of a process. The Lease ends after 15 s.
+        assert!(lost.restart_ratio * lost.bare < 3.0 * BUSY);
         assert!(lost.standby < 17.0 * BUSY);
         assert!(lost.hand_over < BUSY);
         Ok(())

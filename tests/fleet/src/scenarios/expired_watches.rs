@@ -3,7 +3,7 @@
 use crate::{
     Fleet,
     api::{NODES, PatchForm},
-    audit::{OperatorRequests, seconds_between},
+    audit::{OperatorRequest, OperatorRequests, seconds_between},
     objects::node_name,
     operator_process::{memory, reset_peak},
     progress::{WaitProgress, with_progress},
@@ -14,7 +14,10 @@ use anyhow::{Context, Result, ensure};
 use jiff::Timestamp;
 use serde::de::IgnoredAny;
 use serde_json::json;
-use std::time::{Duration, Instant};
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
 use tokio::time::sleep;
 
 /// Time in which a lost watch must begin anew.
@@ -36,6 +39,8 @@ pub struct ExpiredWatches {
     pub start_peak: f64,
     /// The same after the restart of the API server.
     pub expired_peak: f64,
+    /// Resident memory once it is steady after the restart of the API server, of that before, the greater of both.
+    pub resident_ratio: f64,
 }
 
 /// Measures two restarts with operators and one without.
@@ -44,19 +49,22 @@ pub async fn expired_watches(fleet: &Fleet) -> Result<ExpiredWatches> {
     measured_change(fleet, &pair, &[label_policy(0)], fleet.size()).await?;
     drop(pair);
     fleet.restart_api_server().await?;
-    let bare = bare_list(fleet).await?;
+    let bare = bare_list(fleet, 2).await?;
 
     // The processes are new, so their peak is that of a restart.
+    let mut requests = fleet.requests()?;
     let pair = fleet.start_pair().await?;
+    let kinds = lists_by_kind(&mut requests)?;
     let start_peak = most(&pair, |pid| Ok(memory(pid)?.peak))?;
-    steady_memory(&pair).await?;
+    let steady = steady_memory(&pair).await?;
     pair.pids().into_iter().try_for_each(reset_peak)?;
     let mut requests = fleet.requests()?;
     fleet.restart_api_server().await?;
-    await_lists(&mut requests, 2).await?;
+    await_lists(&mut requests, &kinds, pair.pids().len()).await?;
     fleet.await_quiet(&mut requests, QUIET * 4).await?;
     let writes = requests.writes()?.count();
     let expired_peak = most(&pair, |pid| Ok(memory(pid)?.peak))?;
+    let resident_ratio = steady_memory(&pair).await? / steady;
 
     let mut requests = fleet.requests()?;
     with_progress("a renewal of the Lease", sleep(RENEWALS)).await;
@@ -90,21 +98,32 @@ pub async fn expired_watches(fleet: &Fleet) -> Result<ExpiredWatches> {
         bare,
         start_peak,
         expired_peak,
+        resident_ratio,
     })
 }
 
-/// Waits until so many lists of nodes have been answered.
-async fn await_lists(requests: &mut OperatorRequests, lists: usize) -> Result<()> {
+/// Counts the lists that were answered, by what they list; those of Leases, which are no caches, are left out.
+fn lists_by_kind(requests: &mut OperatorRequests) -> Result<BTreeMap<String, usize>> {
+    let mut lists = BTreeMap::new();
+    let is_answered = |request: &&OperatorRequest| request.is_list() && request.code() < 300 && !request.is_of_lease();
+    for list in requests.read()?.iter().filter(is_answered) {
+        *lists.entry(list.resource()).or_default() += 1;
+    }
+    Ok(lists)
+}
+
+/// Waits until so many replicas have listed each of these kinds, which they listed when they started.
+async fn await_lists(requests: &mut OperatorRequests, kinds: &BTreeMap<String, usize>, replicas: usize) -> Result<()> {
+    ensure!(kinds.contains_key("nodes"), "the operators listed no nodes: {kinds:?}");
     let (end, mut progress) = (Instant::now() + LIMIT, WaitProgress::start());
     loop {
-        let is_list_of_nodes =
-            |request: &&crate::audit::OperatorRequest| request.is_list() && request.resource() == "nodes";
-        let seen = requests.read()?.iter().filter(is_list_of_nodes);
-        let seen = seen.filter(|request| request.code() < 300).count();
-        if seen >= lists {
+        let seen = lists_by_kind(requests)?;
+        let is_late = |kind: &&String| seen.get(*kind).is_none_or(|lists| *lists < replicas);
+        let late: Vec<&String> = kinds.keys().filter(is_late).collect();
+        if late.is_empty() {
             return Ok(());
         }
-        let state = || format!("{seen} of {lists} watches of nodes have begun anew");
+        let state = || format!("not every replica has listed {late:?} again");
         ensure!(Instant::now() < end, state());
         progress.tick(state);
         sleep(LOOK).await;

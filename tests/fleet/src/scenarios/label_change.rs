@@ -24,6 +24,8 @@ pub struct LabelChange {
     pub writes_per_node: f64,
     /// Most writes of one node in one change.
     pub most_writes: usize,
+    /// Lines of both logs at the level info that name a node.
+    pub node_lines: usize,
     /// Resident memory with one policy, the greater of both replicas, in MiB.
     pub resident: f64,
 }
@@ -58,6 +60,9 @@ pub async fn label_change(fleet: &Fleet, pairs: usize) -> Result<LabelChange> {
             raw.last().copied().unwrap_or_default()
         );
     }
+    let node_lines = (0..2).try_fold(0, |sum, replica| {
+        Ok::<_, anyhow::Error>(sum + pair.get(replica).node_lines()?)
+    })?;
     let (seconds, raw) = (quantile(&seconds, 0.5), quantile(&raw, 0.5));
     Ok(LabelChange {
         ratio: raw / seconds,
@@ -67,6 +72,7 @@ pub async fn label_change(fleet: &Fleet, pairs: usize) -> Result<LabelChange> {
         standby: quantile(&standby, 0.5),
         writes_per_node: number(writes) / number(size * pairs),
         most_writes: most,
+        node_lines,
         resident,
     })
 }
