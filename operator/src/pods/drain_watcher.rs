@@ -72,7 +72,8 @@ impl DrainWatcher {
         if pods.is_none_or(|pods| !drain.is_over(&pods)) {
             return WorkResult::RetryAt(Instant::now() + CHECK_INTERVAL);
         }
-        tracing::info!(node, "no pod is left that does not tolerate a new taint");
+        // A drain of the fleet has one of these for each node; the status of the policy has the counts.
+        tracing::debug!(node, "no pod is left that does not tolerate a new taint");
         let node = node.to_owned();
         // Fails only while the process is stopping.
         let _ = self.messages.send(IndexMessage::Drained { node, drain }).await;
