@@ -101,7 +101,7 @@ pub async fn run(args: OperatorArgs) -> Result<()> {
         identity: args.pod_name.clone(),
         durations,
         caches: cache_view(reconciler.summary(), watch_health.clone()),
-        watch_health,
+        watch_health: watch_health.clone(),
         leadership: leadership_owner.clone(),
         writes_ended,
         admin_address: args.admin_address,
@@ -143,6 +143,7 @@ pub async fn run(args: OperatorArgs) -> Result<()> {
     let deleter = RejectedPodDeleter {
         context,
         client,
+        watch_health,
         is_wanted: is_deletion_wanted,
     };
     let recorder = EventRecorder {

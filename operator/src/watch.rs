@@ -57,6 +57,7 @@ impl ClusterWatch {
             health,
             written,
         } = &self;
+        let slices_health = health.optional();
         let nodes = ListWatch::new::<Lenient<Watched<Node>>>(client.clone(), &(), None).skipping(written);
         let gpu_nodes = ListWatch::new::<Lenient<Watched<GpuNode>>>(client.clone(), &(), None).skipping(written);
         let policies = ListWatch::new::<Lenient<GpuNodePolicy>>(client.clone(), &(), None);
@@ -79,7 +80,7 @@ impl ClusterWatch {
                 |daemonset: Lenient<DaemonSet>| daemonset.read().map(without_managed_fields),
                 outputs(messages, health, IndexMessage::DaemonSets)
             ),
-            watch_resource_slices(client.clone(), messages),
+            watch_resource_slices(client.clone(), messages, &slices_health),
         );
     }
 }
@@ -92,6 +93,6 @@ fn outputs<'a, T>(
     WatchOutputs {
         messages,
         message,
-        health: Some(health),
+        health,
     }
 }

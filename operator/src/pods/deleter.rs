@@ -5,6 +5,7 @@ use crate::{
     lenient::Lenient,
     metrics::{WorkKind, WriteOutcome},
     pods::{context::PodContext, rejected_pods::RejectedPods},
+    watch::WatchHealth,
     work_queue::WorkResult,
 };
 use gpunode_crds::Reason;
@@ -31,6 +32,8 @@ pub struct RejectedPodDeleter {
     pub context: PodContext,
     /// Client for the watch.
     pub client: Client,
+    /// Learns the age of the watch.
+    pub watch_health: WatchHealth,
     /// True while this process leads and a policy wants rejected pods to be deleted.
     pub is_wanted: watch::Receiver<bool>,
 }
@@ -38,11 +41,12 @@ pub struct RejectedPodDeleter {
 impl RejectedPodDeleter {
     /// Deletes rejected pods while a policy wants that. Ends when no task is left that could tell.
     pub async fn run(mut self) {
+        let health = self.watch_health.optional();
         while self.is_wanted.wait_for(|is_wanted| *is_wanted).await.is_ok() {
             tracing::info!("a policy wants rejected pods to be deleted; watching failed pods");
             let pods = RejectedPods::new();
             tokio::select! {
-                () = pods.watch(self.client.clone()) => {}
+                () = pods.watch(self.client.clone(), &health) => {}
                 () = delete_pods(&self.context, &pods) => {}
                 _ = self.is_wanted.wait_for(|is_wanted| !*is_wanted) => {}
             }

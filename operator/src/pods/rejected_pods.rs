@@ -3,7 +3,7 @@
 use crate::{
     index::cache::WatchUpdate,
     lenient::Lenient,
-    watch::{ListWatch, WatchOutputs},
+    watch::{ListWatch, WatchHealth, WatchOutputs},
     work_queue::{WorkQueue, WorkResult},
 };
 use gpunode_plan::{PodName, RejectedPod};
@@ -57,13 +57,13 @@ impl RejectedPods {
     }
 
     /// Watches failed pods for as long as it is polled.
-    pub async fn watch(&self, client: Client) {
+    pub async fn watch(&self, client: Client, health: &WatchHealth) {
         let (messages, mut updates) = mpsc::channel(1);
         let watch = ListWatch::new::<Lenient<Pod>>(client, &(), None).fields(FAILED);
         let outputs = WatchOutputs {
             messages: &messages,
             message: identity,
-            health: None,
+            health,
         };
         let mut listed = HashSet::new();
         let apply = async {

@@ -54,7 +54,7 @@ pub struct WatchOutputs<'a, T, M> {
     pub messages: &'a mpsc::Sender<M>,
     /// Makes the message of an update.
     pub message: fn(WatchUpdate<T>) -> M,
-    pub health: Option<&'a WatchHealth>,
+    pub health: &'a WatchHealth,
 }
 
 impl ListWatch {
@@ -102,6 +102,7 @@ impl ListWatch {
         K: Resource + DeserializeOwned,
     {
         let mut errors = OnChange::default();
+        let _watched = outputs.health.watch(&self.kind);
         let mut session = WatchSession {
             watch: self,
             read,
@@ -197,8 +198,8 @@ impl<K: Resource + DeserializeOwned, T, M> WatchSession<'_, K, T, M> {
     /// Makes a request and passes on what it brings.
     async fn take_step(&mut self) -> Result<StepEnd, WatchError> {
         let step = self.steps.step().clone();
-        if let Some(health) = self.outputs.health.filter(|_| step.is_list()) {
-            health.began_list(&self.watch.kind, Instant::now());
+        if step.is_list() {
+            self.outputs.health.began_list(&self.watch.kind, Instant::now());
         }
         match step {
             WatchStep::StreamList => self.follow(None).await,
@@ -396,9 +397,7 @@ impl<K: Resource + DeserializeOwned, T, M> WatchSession<'_, K, T, M> {
 
     async fn complete_list(&mut self, version: &str) -> Result<(), WatchError> {
         self.send(WatchUpdate::ListCompleted(Some(version.to_owned()))).await?;
-        if let Some(health) = self.outputs.health {
-            health.listed(&self.watch.kind, Instant::now());
-        }
+        self.outputs.health.listed(&self.watch.kind, Instant::now());
         Ok(())
     }
 
@@ -413,13 +412,11 @@ impl<K: Resource + DeserializeOwned, T, M> WatchSession<'_, K, T, M> {
 
     /// Records a sign of life, and how far a list is.
     fn record_contact(&self) {
-        if let Some(health) = self.outputs.health {
-            let (kind, now) = (&self.watch.kind, Instant::now());
-            if self.steps.step().is_list() {
-                health.progressed(kind, self.listed, now);
-            } else {
-                health.contact(kind, now);
-            }
+        let (health, kind, now) = (self.outputs.health, &self.watch.kind, Instant::now());
+        if self.steps.step().is_list() {
+            health.progressed(kind, self.listed, now);
+        } else {
+            health.contact(kind, now);
         }
     }
 }

@@ -2,11 +2,14 @@
 //!
 //! `spec.driver` is a field selector of ResourceSlices in every version of the API (`ResourceSliceSelectorDriver` in
 //! `pkg/apis/resource/*/conversion.go` of Kubernetes). The group may be absent, so no other watch waits for this one, and its
-//! failures do not count as those of a cache.
+//! failures do not count as those of a cache: it has an age in the metrics alone.
 
 use crate::{
     index::{cache::WatchUpdate, dra_nodes::SliceOwner, message::IndexMessage},
-    watch::list_watch::{ListWatch, WatchOutputs},
+    watch::{
+        list_watch::{ListWatch, WatchOutputs},
+        watch_health::WatchHealth,
+    },
 };
 use gpunode_crds::DRA_DRIVER;
 use gpunode_process::OnChange;
@@ -32,14 +35,14 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 type SliceMetadata = PartialObjectMeta<DynamicObject>;
 
 /// Watches for as long as the index takes messages.
-pub async fn watch_resource_slices(client: Client, messages: &mpsc::Sender<IndexMessage>) {
+pub async fn watch_resource_slices(client: Client, messages: &mpsc::Sender<IndexMessage>, health: &WatchHealth) {
     let mut errors = OnChange::default();
     while !messages.is_closed() {
         match timeout(ANSWER_TIMEOUT, served(&client)).await {
             Ok(Ok(Some(kind))) => {
                 errors.clear();
                 // Ends when the API server no longer has this version.
-                follow(client.clone(), &kind, messages).await;
+                follow(client.clone(), &kind, messages, health).await;
             }
             Ok(Ok(None)) => {
                 // A closed channel ends the loop.
@@ -83,11 +86,11 @@ async fn served(client: &Client) -> Result<Option<ApiResource>, kube::Error> {
 }
 
 /// Watches one version of the API until the API server no longer has it.
-async fn follow(client: Client, kind: &ApiResource, messages: &mpsc::Sender<IndexMessage>) {
+async fn follow(client: Client, kind: &ApiResource, messages: &mpsc::Sender<IndexMessage>, health: &WatchHealth) {
     let outputs = WatchOutputs {
         messages,
         message: IndexMessage::ResourceSlices,
-        health: None,
+        health,
     };
     let watch = ListWatch::new::<SliceMetadata>(client, kind, None);
     let watch = watch.fields(&selector()).ending_if_absent();
@@ -103,8 +106,10 @@ mod tests {
     use std::{
         convert::Infallible,
         future::pending,
+        pin::pin,
         sync::{Arc, Mutex},
     };
+    use tokio::time::Instant;
 
     type Requests = Arc<Mutex<Vec<String>>>;
 
@@ -141,8 +146,17 @@ mod tests {
         });
         let (sender, mut messages) = mpsc::channel(64);
         let client = Client::new(service, "default");
-        let watched = timeout(Duration::from_secs(130), watch_resource_slices(client, &sender)).await;
-        assert!(watched.is_err(), "a watch has no end");
+        let health = WatchHealth::default();
+        let optional = health.optional();
+        {
+            let mut work = pin!(watch_resource_slices(client, &sender, &optional));
+            let watched = timeout(Duration::from_secs(130), &mut work).await;
+            assert!(watched.is_err(), "a watch has no end");
+            assert!(!health.is_failing(Instant::now()));
+            let ages = health.ages(Instant::now());
+            let is_asked_for = requests.lock().unwrap().iter().any(|it| it.contains("watch="));
+            assert_eq!(ages.len(), usize::from(is_asked_for), "{ages:?}");
+        }
         let mut updates = Vec::new();
         while let Ok(message) = messages.try_recv() {
             let IndexMessage::ResourceSlices(update) = message else {

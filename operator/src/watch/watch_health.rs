@@ -15,10 +15,16 @@ const WATCH_FAILS_AFTER: Duration = Duration::from_secs(80);
 
 /// Health of the watches, by kind of object. Clones share it.
 #[derive(Clone, Debug, Default)]
-pub struct WatchHealth(Arc<Mutex<BTreeMap<String, KindHealth>>>);
+pub struct WatchHealth {
+    kinds: Arc<Mutex<BTreeMap<String, KindHealth>>>,
+    /// True for the view of watches without which the operator works.
+    is_optional: bool,
+}
 
 #[derive(Clone, Copy, Debug)]
 struct KindHealth {
+    /// True if it has an age alone: it never counts as failing.
+    is_optional: bool,
     /// Moment of the last sign of life: an event, a bookmark, a page, or the acceptance of a watch.
     contact: Instant,
     /// The list that is coming in; `None` once it is whole.
@@ -36,6 +42,9 @@ struct ListHealth {
 
 impl KindHealth {
     fn is_failing(&self, now: Instant) -> bool {
+        if self.is_optional {
+            return false;
+        }
         match self.list {
             Some(list) => now - list.since >= LIST_FAILS_AFTER,
             None => now - self.contact >= WATCH_FAILS_AFTER,
@@ -43,11 +52,42 @@ impl KindHealth {
     }
 }
 
+/// The time for which a kind is watched.
+#[must_use]
+pub struct WatchedKind<'a> {
+    health: &'a WatchHealth,
+    kind: &'a str,
+}
+
+impl Drop for WatchedKind<'_> {
+    fn drop(&mut self) {
+        // One without which the operator does not work is watched until the end of the process.
+        if self.health.is_optional {
+            self.health.lock().remove(self.kind);
+        }
+    }
+}
+
 impl WatchHealth {
+    /// Returns a view for watches without which the operator works: they have an age while they last, and nothing fails with
+    /// them.
+    pub fn optional(&self) -> Self {
+        Self {
+            kinds: Arc::clone(&self.kinds),
+            is_optional: true,
+        }
+    }
+
+    /// Begins to watch a kind.
+    pub fn watch<'a>(&'a self, kind: &'a str) -> WatchedKind<'a> {
+        WatchedKind { health: self, kind }
+    }
+
     /// Records that a list begins, or begins again.
     pub fn began_list(&self, kind: &str, now: Instant) {
         let mut all = self.lock();
         let health = all.entry(kind.to_owned()).or_insert(KindHealth {
+            is_optional: self.is_optional,
             contact: now,
             list: None,
         });
@@ -105,7 +145,7 @@ impl WatchHealth {
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, KindHealth>> {
         // No code that could panic runs under the lock.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.kinds.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -139,6 +179,21 @@ mod tests {
         );
         health.contact("nodes", at(91));
         assert_eq!(failing(&health, at(91)), []);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn optional_watch_has_an_age_while_it_lasts_and_never_fails() {
+        let health = WatchHealth::default();
+        let (optional, start) = (health.optional(), Instant::now());
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let watched = optional.watch("pods");
+        optional.began_list("pods", at(0));
+        assert_eq!(failing(&health, at(100)), [], "its list does not end");
+        optional.listed("pods", at(100));
+        assert_eq!(failing(&health, at(300)), []);
+        assert_eq!(health.ages(at(300)), [("pods".to_owned(), Duration::from_secs(200))]);
+        drop(watched);
+        assert_eq!(health.ages(at(300)), []);
     }
 
     #[tokio::test(start_paused = true)]

@@ -4,6 +4,7 @@ use super::{deleter::delete_pod, *};
 use crate::{
     index::cache::DeletedObject,
     pods::rejected_pods::{FailedPod, RejectedPods},
+    watch::WatchHealth,
 };
 use std::collections::HashSet;
 
@@ -122,9 +123,11 @@ async fn deleted_pod_costs_no_request() {
 async fn failed_pods_are_watched_only_while_a_policy_wants_them_deleted() {
     let list = json!({"kind": "PodList", "apiVersion": "v1", "metadata": {"resourceVersion": "1"}, "items": []});
     let mut scene = Scene::new("{nodeSelector: {}}", SERVES, move |_| (200, list.clone()));
+    let health = WatchHealth::default();
     let deleter = RejectedPodDeleter {
         context: scene.context.clone(),
         client: scene.client.clone(),
+        watch_health: health.clone(),
         is_wanted: scene.is_deletion_wanted.clone(),
     };
     let mut work = std::pin::pin!(deleter.run());
@@ -143,8 +146,11 @@ async fn failed_pods_are_watched_only_while_a_policy_wants_them_deleted() {
             .iter()
             .any(|(method, path, _)| *method == Method::GET && path == "/api/v1/pods")
     );
+    let ages = health.ages(Instant::now());
+    assert!(ages.iter().map(|(kind, _)| kind.as_str()).eq(["pods"]), "{ages:?}");
     policy(&mut scene, "{nodeSelector: {}}", "3");
     assert!(timeout(Duration::from_secs(1), &mut work).await.is_err());
+    assert_eq!(health.ages(Instant::now()), []);
     scene.requests();
     assert!(timeout(Duration::from_mins(10), &mut work).await.is_err());
     assert_eq!(scene.requests(), [], "the watch has ended");

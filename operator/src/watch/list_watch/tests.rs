@@ -226,7 +226,7 @@ async fn watch_nodes(time: Duration, answer: impl FnMut(&str) -> Option<Answer> 
     let outputs = WatchOutputs {
         messages: &messages,
         message: identity,
-        health: Some(&health),
+        health: &health,
     };
     let (end, mut has_failed) = (Instant::now() + time, false);
     {
@@ -495,7 +495,7 @@ async fn event_about_what_a_write_has_brought_is_skipped_and_counts_as_seen() {
     let outputs = WatchOutputs {
         messages: &messages,
         message: identity,
-        health: None,
+        health: &WatchHealth::default(),
     };
     let _ = timeout(Duration::from_secs(30), watch.run(read, outputs)).await;
     let mut seen = Vec::new();
@@ -527,7 +527,7 @@ async fn silent_connection_is_given_up_after_70_seconds_and_told_after_80() {
     let outputs = WatchOutputs {
         messages: &messages,
         message: identity,
-        health: Some(&health),
+        health: &health,
     };
     let mut work = pin!(watch.run(read, outputs));
     for (seconds, is_failing, requests) in [
@@ -595,7 +595,7 @@ async fn write_that_finds_an_older_version_leads_to_a_list_with_the_next_line_or
         let outputs = WatchOutputs {
             messages: &messages,
             message: identity,
-            health: None,
+            health: &WatchHealth::default(),
         };
         let mut work = pin!(watch.run(read, outputs));
         assert!(timeout(Duration::from_secs(10), &mut work).await.is_err());
@@ -747,7 +747,7 @@ async fn watch_ends_when_nobody_takes_what_it_brings() {
     let outputs = WatchOutputs {
         messages: &messages,
         message: identity,
-        health: None,
+        health: &WatchHealth::default(),
     };
     let ended = timeout(Duration::from_secs(1), watch.run(read, outputs)).await;
     assert!(ended.is_ok());
