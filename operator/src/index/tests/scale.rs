@@ -2,11 +2,11 @@
 //! API server. `make bench-fleet ONLY=index` prints its figures and fills `docs/scale.md`.
 
 use super::{
-    figures::{reported_gpu_node, reported_node, resident_kib},
+    figures::{reported_gpu_node, reported_node},
     *,
 };
 use crate::{
-    memory::{return_free_memory, set_up},
+    memory::{resident_kib, return_free_memory, set_up},
     watched::Watched,
 };
 use std::time::{Duration, Instant};
