@@ -28,7 +28,7 @@ pub struct PreviewPasses {
     pass: Option<PreviewPass>,
 }
 
-/// What a policy would change.
+/// Changes that a policy would make, by the last pass.
 #[derive(Debug)]
 pub struct PreviewResult {
     /// `metadata.generation` of the policy when the pass began.
