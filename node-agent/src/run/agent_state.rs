@@ -522,7 +522,7 @@ impl<'a> AgentState<'a> {
     }
 }
 
-/// What may have changed for MIG layouts.
+/// News that decisions about MIG layouts depend on.
 pub struct LayoutNews {
     /// Results of work, if there are new ones.
     pub attempts: Option<MigAttempts>,

@@ -5,7 +5,7 @@ pub fn allowed_dependencies(package: &str) -> Option<&'static [&'static str]> {
     Some(match package {
         "gpunode-cdi" | "gpunode-config" | "gpunode-hook" | "gpunode-mig" | "gpunode-process" => &[],
         "gpunode-crds" => &["gpunode-config"],
-        "gpunode-gpu" => &["gpunode-config", "gpunode-crds"],
+        "gpunode-gpu" => &["gpunode-config", "gpunode-crds", "gpunode-mig"],
         "gpunode-plan" => &["gpunode-config", "gpunode-crds", "gpunode-gpu"],
         "gpunode-operator" => &["gpunode-config", "gpunode-crds", "gpunode-process", "gpunode-plan"],
         "kubectl-gpunode" => &[
@@ -20,6 +20,7 @@ pub fn allowed_dependencies(package: &str) -> Option<&'static [&'static str]> {
             "gpunode-config",
             "gpunode-crds",
             "gpunode-gpu",
+            "gpunode-mig",
             "gpunode-process",
         ],
         _ => return None,

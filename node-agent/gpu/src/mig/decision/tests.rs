@@ -94,7 +94,7 @@ fn target(counts: &[(&str, u32)]) -> LayoutTarget {
 struct Case {
     gpu: Gpu,
     target: Option<LayoutTarget>,
-    usage: DeviceUsage,
+    usage: UsedDevices,
     fault: Option<&'static str>,
     approved: bool,
     record: Option<MigRecord>,
@@ -107,7 +107,7 @@ impl Case {
         Self {
             gpu,
             target: Some(target),
-            usage: DeviceUsage {
+            usage: UsedDevices {
                 is_known: true,
                 devices: BTreeMap::new(),
             },
