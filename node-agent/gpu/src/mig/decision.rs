@@ -92,8 +92,32 @@ pub fn decide(inputs: &MigInputs<'_>) -> Option<MigDecision> {
     }
     match &gpu.mig_state {
         Some(state) => Some(GpuCase { inputs, state }.decide(running, change)),
-        None if gpu.mig_mode.is_some() => None,
+        None if gpu.mig_mode.is_some() => change.map(|_| unread(target)),
         None => target.map(without_mig),
+    }
+}
+
+/// Decides about a GPU in the midst of a change whose instances the driver does not tell: nobody gets anything of it.
+fn unread(target: Option<&LayoutTarget>) -> MigDecision {
+    MigDecision {
+        hold: DeviceHold {
+            gpu: true,
+            ..DeviceHold::default()
+        },
+        progress: MigStatus {
+            wanted: bounded(
+                target.map_or_else(|| "unknown".to_owned(), ToString::to_string),
+                MAX_LAYOUT_TEXT,
+            ),
+            observed: "unknown".to_owned(),
+            phase: MigPhase::Blocked,
+            reason: Some(MigReason::DriverError),
+            message: Some(
+                "the driver does not tell the MIG instances of the GPU, of which a change is under way".to_owned(),
+            ),
+            ..MigStatus::default()
+        },
+        ..MigDecision::default()
     }
 }
 

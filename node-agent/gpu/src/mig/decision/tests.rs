@@ -264,6 +264,12 @@ fn gpu_that_no_group_selects_stays_as_it_is() {
     let mut unread = change();
     unread.gpu.mig_state = None;
     assert_eq!(unread.decided(), "nothing", "the driver has not told its instances yet");
+    unread.record = Some(begun(None));
+    assert_eq!(
+        unread.decided(),
+        "Blocked/DriverError holds GPU",
+        "nothing half made is offered"
+    );
 }
 
 #[test]
