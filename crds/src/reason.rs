@@ -158,7 +158,7 @@ pub enum Reason {
     LayoutApplied,
     /// Pods hold what has to go for a MIG layout.
     LayoutWaiting,
-    /// What has to go for a MIG layout is free; the operator has not approved the change yet.
+    /// Everything that has to go for a MIG layout is free; the operator has not approved the change yet.
     LayoutAwaitsApproval,
     /// A GPU is getting its MIG layout.
     LayoutApplying,

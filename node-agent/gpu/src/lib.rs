@@ -41,15 +41,17 @@ pub use gpunode_config::{Allocation, Architecture};
 pub use gpunode_crds::{
     Fabric, FaultGrade, FaultReason, GpuLink, GpuMode, LinkLevel, MigDevice, MigEngines, MigMode, MigSlices,
 };
-pub use hardware::{Device, FabricRegistration, Gpu, Inventory, MigInstance, product_label};
+pub use hardware::{
+    ComputeInstance, Device, FabricRegistration, Gpu, GpuInstance, GpuLayout, GpuMigState, GpuVirtualization,
+    Inventory, MigInstance, product_label,
+};
 pub use health::{
     DeviceFaults, Fault, FaultTransition, GpuProbe, HealthObservation, LastXids, MigProbe, ProbeResult, Resolution,
     RunId, describe_xid, recovery_request,
 };
 pub use injection::{InjectionWays, injection, unread_cdi_file};
 pub use mig::{
-    AttemptHistory, AttemptResult, ChangeRecord, ComputeInstance, DeviceHold, DeviceUsage, DeviceUse, GpuInstance,
-    GpuLayout, GpuMigState, GpuVirtualization, LayoutHolds, LayoutTarget, MigAttempt, MigDecision, MigFailure,
-    MigInputs, MigRecord, MigStep, MigWork, WorkKind, decide, next_step,
+    AttemptHistory, AttemptResult, ChangeRecord, DeviceHold, DeviceUse, LayoutHolds, LayoutTarget, MigAttempt,
+    MigDecision, MigFailure, MigInputs, MigRecord, MigStep, MigWork, UsedDevices, WorkKind, decide, next_step,
 };
 pub use sharing::{AdvertisedResource, AdvertisedShare, Assignment, DeviceSharing, device_of};

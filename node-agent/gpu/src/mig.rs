@@ -3,8 +3,6 @@
 //!
 //! | module | what it does |
 //! |---|---|
-//! | `gpu_state` | mode and instances of a GPU, as the driver shows them |
-//! | `gpu_layout` | mode and instances of a GPU, as they are wanted or were before |
 //! | `target` | the layout that a configuration wants on a GPU, before its places are known |
 //! | `step` | the next call of the driver on the way to a layout |
 //! | `arrangement` | the instances that a GPU gets for its layout, and those of them that stay |
@@ -17,8 +15,6 @@
 mod arrangement;
 mod attempts;
 mod decision;
-mod gpu_layout;
-mod gpu_state;
 mod hold;
 mod record;
 mod step;
@@ -26,9 +22,7 @@ mod target;
 mod work;
 
 pub use attempts::AttemptHistory;
-pub use decision::{DeviceUsage, DeviceUse, MigDecision, MigInputs, decide};
-pub use gpu_layout::GpuLayout;
-pub use gpu_state::{ComputeInstance, GpuInstance, GpuMigState, GpuVirtualization};
+pub use decision::{DeviceUse, MigDecision, MigInputs, UsedDevices, decide};
 pub use hold::{DeviceHold, LayoutHolds};
 pub use record::{ChangeRecord, MigFailure, MigRecord};
 pub use step::{MigStep, next_step};

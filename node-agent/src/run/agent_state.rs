@@ -281,23 +281,26 @@ impl<'a> AgentState<'a> {
         let MigStatus { wanted, phase, .. } = progress;
         let message = progress.message.as_deref().unwrap_or_default();
         info!(gpu, wanted, phase = phase.as_str(), message, "MIG layout");
-        let begun = self.changing_since.remove(uuid);
         let event = match phase {
             MigPhase::Applying => {
-                self.changing_since
-                    .insert(uuid.clone(), begun.unwrap_or_else(Instant::now));
+                self.changing_since.entry(uuid.clone()).or_insert_with(Instant::now);
                 return;
             }
             // It has had its layout before this agent began.
             MigPhase::Applied if change.before.is_none() => return,
             MigPhase::Applied => {
-                begun.inspect(|begun| metrics.mig_changed(begun.elapsed()));
+                if let Some(begun) = self.changing_since.remove(uuid) {
+                    metrics.mig_changed(begun.elapsed());
+                }
                 EventReason::MigLayoutApplied
             }
             MigPhase::Blocked => EventReason::MigLayoutBlocked,
             MigPhase::Failed => EventReason::MigLayoutFailed,
             MigPhase::RebootRequired => EventReason::MigRebootRequired,
-            MigPhase::Waiting | MigPhase::AwaitingApproval | MigPhase::Unsupported | MigPhase::Unknown => return,
+            MigPhase::Waiting | MigPhase::AwaitingApproval | MigPhase::Unsupported | MigPhase::Unknown => {
+                self.changing_since.remove(uuid);
+                return;
+            }
         };
         let note = match phase {
             MigPhase::Applied => format!("GPU {gpu} has its MIG layout {wanted}"),
@@ -522,7 +525,7 @@ impl<'a> AgentState<'a> {
     }
 }
 
-/// What may have changed for MIG layouts.
+/// News that decisions about MIG layouts depend on.
 pub struct LayoutNews {
     /// Results of work, if there are new ones.
     pub attempts: Option<MigAttempts>,

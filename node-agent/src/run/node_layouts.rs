@@ -9,8 +9,8 @@ use crate::{
 use gpunode_config::AgentConfig;
 use gpunode_crds::{MigPhase, MigStatus};
 use gpunode_gpu::{
-    AttemptHistory, AttemptResult, DeviceUsage, DeviceUse, Fault, Gpu, Inventory, LayoutHolds, LayoutTarget,
-    MigDecision, MigInputs, MigWork, WorkKind, decide,
+    AttemptHistory, AttemptResult, DeviceUse, Fault, Gpu, Inventory, LayoutHolds, LayoutTarget, MigDecision, MigInputs,
+    MigWork, UsedDevices, WorkKind, decide,
 };
 use jiff::Timestamp;
 use std::collections::BTreeMap;
@@ -227,7 +227,7 @@ impl NodeLayouts {
 }
 
 /// Returns the use of the node's devices.
-fn usage(snapshot: &DeviceSnapshot) -> DeviceUsage {
+fn usage(snapshot: &DeviceSnapshot) -> UsedDevices {
     let assigned = snapshot
         .assignments
         .keys()
@@ -242,7 +242,7 @@ fn usage(snapshot: &DeviceSnapshot) -> DeviceUsage {
             _ => _ = devices.insert(holder.device.clone(), DeviceUse::Held(vec![pod])),
         }
     }
-    DeviceUsage {
+    UsedDevices {
         is_known: snapshot.holders_unknown.is_none(),
         devices,
     }

@@ -1,7 +1,6 @@
 //! The GPUs of a node, their MIG devices and links.
 
-use super::product::product_label;
-use crate::mig::GpuMigState;
+use super::{gpu_state::GpuMigState, product::product_label};
 use gpunode_config::Architecture;
 use gpunode_crds::{Fabric, GpuLink, GpuMode, MigDevice, MigEngines, MigMode, MigSlices};
 

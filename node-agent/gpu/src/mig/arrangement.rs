@@ -1,6 +1,6 @@
 //! The instances that a GPU gets for its layout, and those of them that stay.
 
-use super::{GpuInstance, GpuMigState};
+use crate::{GpuInstance, GpuMigState};
 use gpunode_mig::{MigLayout, NoPlacement, PlacedInstance, PlacedLayout, PresentInstance, place, solve};
 
 /// Most instances in use of which each choice is tried. No board has more than seven instances.

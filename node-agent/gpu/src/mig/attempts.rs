@@ -1,6 +1,7 @@
 //! Attempts on one GPU as the decision sees them, and the pauses between them.
 
-use super::{AttemptResult, GpuLayout, MigAttempt, MigWork};
+use super::{AttemptResult, MigAttempt, MigWork};
+use crate::GpuLayout;
 use jiff::{SignedDuration, Timestamp};
 
 /// Pause after the first attempt that something blocked, and the longest one.
@@ -57,23 +58,23 @@ impl AttemptHistory {
     }
 
     /// Returns the work that is under way.
-    pub fn running(&self) -> Option<&MigWork> {
+    pub(super) fn running(&self) -> Option<&MigWork> {
         self.running.as_ref()
     }
 
     /// Returns the last attempt that is over.
-    pub fn last(&self) -> Option<&EndedAttempt> {
+    pub(super) fn last(&self) -> Option<&EndedAttempt> {
         self.last.as_ref()
     }
 
     /// Returns the last attempt if it was at this layout of this configuration.
-    pub fn last_at(&self, hash: &str, layout: &GpuLayout) -> Option<&EndedAttempt> {
+    pub(super) fn last_at(&self, hash: &str, layout: &GpuLayout) -> Option<&EndedAttempt> {
         self.last()
             .filter(|last| last.work.hash == hash && last.work.layout == *layout)
     }
 
     /// Returns the time of the next attempt after `last`.
-    pub fn retry_at(&self, last: &EndedAttempt) -> Timestamp {
+    pub(super) fn retry_at(&self, last: &EndedAttempt) -> Timestamp {
         let pause = match last.result {
             AttemptResult::Failed { .. } => FAILED,
             _ => BLOCKED,

@@ -4,15 +4,14 @@
 mod tests;
 
 use super::{
-    AttemptResult, ChangeRecord, GpuInstance, GpuLayout, GpuMigState, GpuVirtualization, LayoutTarget, MigFailure,
-    MigRecord, MigWork, WorkKind,
+    AttemptResult, ChangeRecord, LayoutTarget, MigFailure, MigRecord, MigWork, WorkKind,
     arrangement::arrange,
     attempts::{AttemptHistory, EndedAttempt, retry_after_failures},
     hold::DeviceHold,
 };
-use crate::{Gpu, RunId};
+use crate::{Gpu, GpuInstance, GpuLayout, GpuMigState, GpuVirtualization, RunId};
 use gpunode_crds::{MAX_LAYOUT_TEXT, MAX_MIG_MESSAGE, MigPhase, MigReason, MigStatus};
-use gpunode_mig::{MigLayout, NoPlacement, PlacementObstacle};
+use gpunode_mig::{LayoutError, MigLayout, NoPlacement, PlacedInstance, PlacementObstacle};
 use jiff::{SignedDuration, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -33,7 +32,7 @@ pub struct MigInputs<'a> {
     /// Hash of the configuration.
     pub hash: &'a str,
     /// Use of its devices.
-    pub usage: &'a DeviceUsage,
+    pub usage: &'a UsedDevices,
     /// Fault of the GPU itself that keeps work from it.
     pub fault: Option<&'a str>,
     /// True if the GPU may be changed to the layout of this configuration.
@@ -50,7 +49,7 @@ pub struct MigInputs<'a> {
 
 /// Use of the devices of a node by containers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct DeviceUsage {
+pub struct UsedDevices {
     /// True once the kubelet has told who holds what; nothing counts as free before.
     pub is_known: bool,
     /// Devices that are not free, by UUID.
@@ -93,8 +92,32 @@ pub fn decide(inputs: &MigInputs<'_>) -> Option<MigDecision> {
     }
     match &gpu.mig_state {
         Some(state) => Some(GpuCase { inputs, state }.decide(running, change)),
-        None if gpu.mig_mode.is_some() => None,
+        None if gpu.mig_mode.is_some() => change.map(|_| unread(target)),
         None => target.map(without_mig),
+    }
+}
+
+/// Decides about a GPU in the midst of a change whose instances the driver does not tell: nobody gets anything of it.
+fn unread(target: Option<&LayoutTarget>) -> MigDecision {
+    MigDecision {
+        hold: DeviceHold {
+            gpu: true,
+            ..DeviceHold::default()
+        },
+        progress: MigStatus {
+            wanted: bounded(
+                target.map_or_else(|| "unknown".to_owned(), ToString::to_string),
+                MAX_LAYOUT_TEXT,
+            ),
+            observed: "unknown".to_owned(),
+            phase: MigPhase::Blocked,
+            reason: Some(MigReason::DriverError),
+            message: Some(
+                "the driver does not tell the MIG instances of the GPU, of which a change is under way".to_owned(),
+            ),
+            ..MigStatus::default()
+        },
+        ..MigDecision::default()
     }
 }
 
@@ -156,17 +179,17 @@ impl GpuCase<'_> {
         let wanted = match self.wanted() {
             Ok(wanted) if self.has(wanted.as_ref()) => return self.applied(),
             Ok(wanted) => wanted,
-            Err(error) => return self.blocked(DeviceHold::default(), MigReason::DoesNotFit, error),
+            Err(error) => return self.blocked(DeviceHold::default(), MigReason::DoesNotFit, error.to_string()),
         };
         self.obstacle(wanted.is_some())
             .unwrap_or_else(|| self.approach(wanted.as_ref()))
     }
 
-    /// Returns the instances that the configuration wants, none if MIG is off. An error is the message for people.
-    fn wanted(&self) -> Result<Option<MigLayout>, String> {
+    /// Returns the instances that the configuration wants, none if MIG is off.
+    fn wanted(&self) -> Result<Option<MigLayout>, LayoutError> {
         // Without a group there is a change under way, whose layout is recorded.
         let target = self.inputs.target.unwrap_or(&LayoutTarget::Off);
-        target.resolve(&self.state.geometry).map_err(|error| error.to_string())
+        target.resolve(&self.state.geometry)
     }
 
     /// Returns true if the GPU has this layout.
@@ -225,7 +248,7 @@ impl GpuCase<'_> {
     /// Goes on with a change that has begun, which needs no approval.
     fn go_on(&self, change: &ChangeRecord) -> MigDecision {
         let is_of_configuration = change.hash == self.inputs.hash || self.inputs.target.is_none();
-        let other = (!is_of_configuration).then(|| self.arranged()).and_then(Result::ok);
+        let other = (!is_of_configuration).then(|| self.arranged()).flatten();
         let (kind, hash, layout) = match other {
             Some(layout) => (WorkKind::Apply, self.inputs.hash, layout),
             None if change.rolls_back || self.attempts(&change.hash) >= MAX_ATTEMPTS => {
@@ -433,17 +456,17 @@ impl GpuCase<'_> {
         }
     }
 
-    /// Returns the layout that the configuration wants, with places.
-    fn arranged(&self) -> Result<GpuLayout, String> {
-        let wanted = self.wanted()?;
-        self.arranged_for(wanted.as_ref()).map_err(|error| error.to_string())
+    /// Returns the layout that the configuration wants, with places; none if it does not fit.
+    fn arranged(&self) -> Option<GpuLayout> {
+        let wanted = self.wanted().ok()?;
+        self.arranged_for(wanted.as_ref()).ok()
     }
 
     fn arranged_for(&self, wanted: Option<&MigLayout>) -> Result<GpuLayout, NoPlacement> {
         let Some(wanted) = wanted else {
             return Ok(GpuLayout::default());
         };
-        let DeviceUsage { is_known, devices } = self.inputs.usage;
+        let UsedDevices { is_known, devices } = self.inputs.usage;
         let is_in_use = |instance: &GpuInstance| {
             self.devices_of(instance).any(|device| match devices.get(device) {
                 Some(DeviceUse::Held(_)) => true,
@@ -679,7 +702,7 @@ impl GpuCase<'_> {
     /// Says what goes and what comes.
     fn next_text(&self, layout: &GpuLayout) -> String {
         let going: Vec<_> = self.going(layout).map(|instance| instance.placed).collect();
-        let is_new = |placed: &&gpunode_mig::PlacedInstance| self.state.instance(placed).is_none();
+        let is_new = |placed: &&PlacedInstance| self.state.instance(placed).is_none();
         let coming: Vec<_> = layout.instances.iter().filter(is_new).copied().collect();
         let parts = [
             (!going.is_empty()).then(|| format!("destroys {}", self.names(&going))),
@@ -695,7 +718,7 @@ impl GpuCase<'_> {
         }
     }
 
-    fn names(&self, instances: &[gpunode_mig::PlacedInstance]) -> String {
+    fn names(&self, instances: &[PlacedInstance]) -> String {
         let names = instances.iter().map(|placed| self.state.geometry.instance_name(placed));
         names.collect::<Vec<_>>().join(", ")
     }

@@ -1,7 +1,6 @@
 //! What is known of a GPU's layout after a restart of the agent or of the node. The agent saves it.
 
-use super::GpuLayout;
-use crate::RunId;
+use crate::{GpuLayout, RunId};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 

@@ -1,7 +1,7 @@
 //! The next call of the driver on the way to a layout. The state alone decides, so that any process can go on where another
 //! one was killed.
 
-use super::{GpuInstance, GpuLayout, GpuMigState};
+use crate::{GpuInstance, GpuLayout, GpuMigState};
 use gpunode_mig::PlacedInstance;
 use std::fmt;
 

@@ -1,6 +1,6 @@
 //! Work on a GPU's layout, and its result. The decision asks for it, and the agent carries it out.
 
-use super::GpuLayout;
+use crate::GpuLayout;
 use gpunode_crds::MigReason;
 
 /// Work on one GPU.

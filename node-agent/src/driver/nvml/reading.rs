@@ -94,6 +94,8 @@ pub fn read(
                         Err((call, error)) => {
                             let sentence = format!("read MIG of GPU {}: {call}: {error}", gpu.index);
                             reading.unreadable.push(sentence);
+                            let known = before.iter().find(|known| known.uuid == gpu.uuid);
+                            gpu.mig_state = known.and_then(|known| known.mig_state.clone());
                         }
                     }
                 }

@@ -172,7 +172,9 @@ async fn pods_on_instances_that_stay_never_notice() -> Result<()> {
             others.push(pod);
         }
     }
-    others.into_iter().for_each(|pod| lab.kubelet.release(pod));
+    for pod in others {
+        lab.kubelet.release(pod);
+    }
     lab.kubelet.is_listed().await?;
     assert_eq!(lab.kubelet.in_use(SMALL), [last.clone()].into());
     lab.apply(AFTER)?;
@@ -197,7 +199,7 @@ async fn gpu_that_a_pod_holds_waits_and_is_offered_to_nobody_else() -> Result<()
         line.to_string().contains("hold GPU 0") || line.to_string().contains("waits"),
         "{line}"
     );
-    assert_eq!(mig(&lab.node).map(|mig| mig.enabled).unwrap_or_default(), false);
+    assert!(!mig(&lab.node).is_some_and(|mig| mig.enabled));
     lab.kubelet.release("pod");
     offers_before(&lab.kubelet, &lab.node).await?;
     assert!(lab.kubelet.endpoint(GPU).healthy().is_empty());

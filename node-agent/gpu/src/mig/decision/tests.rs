@@ -94,7 +94,7 @@ fn target(counts: &[(&str, u32)]) -> LayoutTarget {
 struct Case {
     gpu: Gpu,
     target: Option<LayoutTarget>,
-    usage: DeviceUsage,
+    usage: UsedDevices,
     fault: Option<&'static str>,
     approved: bool,
     record: Option<MigRecord>,
@@ -107,7 +107,7 @@ impl Case {
         Self {
             gpu,
             target: Some(target),
-            usage: DeviceUsage {
+            usage: UsedDevices {
                 is_known: true,
                 devices: BTreeMap::new(),
             },
@@ -264,6 +264,12 @@ fn gpu_that_no_group_selects_stays_as_it_is() {
     let mut unread = change();
     unread.gpu.mig_state = None;
     assert_eq!(unread.decided(), "nothing", "the driver has not told its instances yet");
+    unread.record = Some(begun(None));
+    assert_eq!(
+        unread.decided(),
+        "Blocked/DriverError holds GPU",
+        "nothing half made is offered"
+    );
 }
 
 #[test]

@@ -41,6 +41,10 @@ struct Task {
     kept: BTreeMap<PlacedInstance, String>,
 }
 
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each is a part of the world that changes by itself"
+)]
 struct World {
     /// The GPU.
     gpu: Gpu,
@@ -135,12 +139,12 @@ impl World {
         format!("config {}", self.config)
     }
 
-    fn usage(&self) -> DeviceUsage {
+    fn usage(&self) -> UsedDevices {
         let assigned = self.assigned.iter().map(|device| (device.clone(), DeviceUse::Assigned));
         let mut devices: BTreeMap<String, DeviceUse> = assigned.collect();
         let pods = self.pods.iter().filter(|_| self.is_observed);
         devices.extend(pods.map(|device| (device.clone(), DeviceUse::Held(vec!["ml/a".to_owned()]))));
-        DeviceUsage {
+        UsedDevices {
             is_known: self.is_observed,
             devices,
         }
@@ -320,7 +324,7 @@ impl World {
                 let all = state.instances.iter().map(|instance| instance.placed).chain([placed]);
                 let names: Vec<String> = all.map(|placed| state.geometry.instance_name(&placed)).collect();
                 parse_instances(&names, &state.geometry).unwrap();
-                let id = (1..)
+                let id = (1..32)
                     .find(|id| state.instances.iter().all(|instance| instance.id != *id))
                     .unwrap();
                 state.instances.push(GpuInstance {

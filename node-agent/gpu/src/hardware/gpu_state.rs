@@ -1,6 +1,6 @@
 //! Mode and instances of a GPU, as the driver shows them.
 
-use super::GpuLayout;
+use super::gpu_layout::GpuLayout;
 use gpunode_mig::{MigGeometry, PlacedInstance};
 
 /// MIG of one GPU that supports it.
