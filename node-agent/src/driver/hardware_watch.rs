@@ -139,7 +139,7 @@ impl HardwareWatch {
                     true = is_set(&mut alone, true) => {
                         // A reset makes the handles of the events useless, too.
                         close(&mut events).await;
-                        is_set(&mut alone, false).await;
+                        reset_ends(&mut alone, &roots, &hardware_sender, &mut release).await;
                         true
                     }
                     () = sleep(pause) => false,
@@ -187,6 +187,27 @@ async fn sessions_end(calls: &DriverCalls) -> bool {
 /// Waits until the flag has this value; false if nobody sets it any more.
 async fn is_set(flag: &mut watch::Receiver<bool>, value: bool) -> bool {
     flag.wait_for(|now| *now == value).await.is_ok()
+}
+
+/// Waits until the reset of a GPU is over, and says so if that takes long.
+async fn reset_ends(
+    alone: &mut watch::Receiver<bool>,
+    roots: &Arc<DriverRoots>,
+    hardware_sender: &watch::Sender<Option<Arc<Hardware>>>,
+    release: &mut ReleaseRequest,
+) {
+    if timeout(PROBE_TIMEOUT, is_set(alone, false)).await.is_ok() {
+        return;
+    }
+    let message = format!(
+        "change the MIG mode of a GPU: no answer within {PROBE_TIMEOUT:?}; if the driver gives none, reboot the node (see its \
+         kernel log)"
+    );
+    publish_state(roots, hardware_sender, DriverState::Waiting(message)).await;
+    tokio::select! {
+        _ = is_set(alone, false) => {}
+        () = release.wait_for(true) => {}
+    }
 }
 
 async fn close(events: &mut Option<DriverEvents>) {

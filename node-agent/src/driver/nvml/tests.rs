@@ -19,6 +19,8 @@ use std::{
 };
 use tempfile::TempDir;
 
+mod mig_layouts;
+
 /// A folder with the library and its scenario.
 pub struct FakeDriver(TempDir);
 
@@ -59,6 +61,15 @@ impl FakeDriver {
         let new = self.0.path().join("gpunode-state.new");
         fs::write(&new, state).unwrap();
         fs::rename(new, self.0.path().join("gpunode-state.yaml")).unwrap();
+    }
+
+    /// Returns the GPUs with their MIG instances.
+    pub fn gpus_with_mig(&self) -> Vec<Gpu> {
+        let mut gpus = self.read(Path::new("/nowhere")).inventory.gpus;
+        for gpu in &mut gpus {
+            gpu.mig_state = read_mig_state(&self.library(), &GpuAddress::of(gpu)).unwrap();
+        }
+        gpus
     }
 
     fn library(&self) -> PathBuf {
