@@ -49,7 +49,8 @@ pub use error::DriverError;
 pub use instances::instances;
 pub use lookup::GpuAddress;
 pub use mig_change::{
-    ChangeEnd, MigChangeError, change_layout, code, has_persistence, pids_on, read_mig_state, restore_persistence,
+    ChangeEnd, MigChangeError, answer_name, change_layout, has_persistence, pids_on, read_mig_state,
+    restore_persistence,
 };
 pub use modes::{compute_mode, set_compute_mode};
 pub use processes::{DriverProcess, processes};

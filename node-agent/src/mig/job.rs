@@ -8,8 +8,8 @@ use crate::driver::{
     calls::DriverCall,
     hardware_probe::DriverRoots,
     nvml::{
-        Capabilities, ChangeEnd, GpuAddress, MigChangeError, change_layout, code, has_persistence, read_mig_state,
-        restore_persistence,
+        Capabilities, ChangeEnd, GpuAddress, MigChangeError, answer_name, change_layout, has_persistence,
+        read_mig_state, restore_persistence,
     },
 };
 use gpunode_crds::MigReason;
@@ -77,12 +77,12 @@ impl MigJob {
             (record.applied, record.run) = (Some(self.work.layout.clone()), self.run.clone());
             record.failure = None;
         });
-        saved.map_or_else(failed, |()| AttemptResult::Done)
+        saved.map_or_else(|error| failed(&error), |()| AttemptResult::Done)
     }
 
     /// Looks for daemons, processes and handles on what has to go. Blocks.
     pub fn check(&self, call: &DriverCall) -> AttemptResult {
-        self.try_check(call).unwrap_or_else(failed)
+        self.try_check(call).unwrap_or_else(|error| failed(&error))
     }
 
     fn try_check(&self, call: &DriverCall) -> Result<AttemptResult, JobError> {
@@ -184,13 +184,13 @@ impl MigJob {
             Ok(ChangeEnd::ModePending { status }) => AttemptResult::RebootRequired {
                 message: format!(
                     "the driver changes the MIG mode with the next reset of the GPU ({}); reboot the node",
-                    code(&status)
+                    answer_name(&status)
                 ),
             },
             Ok(ChangeEnd::ModeInUse { status }) => {
                 let answer = format!(
                     "change the MIG mode: the driver cannot reset or idle the GPU ({})",
-                    code(&status)
+                    answer_name(&status)
                 );
                 self.in_use(&library, MigReason::ModePending, &answer)
             }
@@ -312,7 +312,7 @@ impl MigJob {
     }
 }
 
-fn failed(error: JobError) -> AttemptResult {
+fn failed(error: &JobError) -> AttemptResult {
     AttemptResult::Failed {
         message: error.to_string(),
     }

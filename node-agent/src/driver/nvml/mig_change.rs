@@ -48,7 +48,7 @@ pub enum MigChangeError {
     #[error(transparent)]
     Driver(#[from] DriverError),
     /// A call failed.
-    #[error("{action} on {gpu}: {call} answers {}{}", code(source), advice(source))]
+    #[error("{action} on {gpu}: {call} answers {}{}", answer_name(source), advice(source))]
     Call {
         /// What was tried.
         action: String,
@@ -74,7 +74,7 @@ pub enum MigChangeError {
 }
 
 /// Returns the name of an answer in `nvml.h`, or what nvml-wrapper says of it.
-pub fn code(answer: &NvmlError) -> Cow<'static, str> {
+pub fn answer_name(answer: &NvmlError) -> Cow<'static, str> {
     Cow::Borrowed(match answer {
         NvmlError::InUse => "IN_USE",
         NvmlError::UnexpectedVariant(INSUFFICIENT_RESOURCES) => "INSUFFICIENT_RESOURCES",
@@ -133,10 +133,10 @@ pub fn pids_on(
     let mut pids: BTreeSet<u32> = on_gpu.map(|process| process.pid).collect();
     // With MIG on, the lists of the GPU itself depend on the rights of the caller (nvml.h,
     // `nvmlDeviceGetComputeRunningProcesses_v3`).
-    for ((instance, _), device) in mig_state::mig_devices(&device).map_err(&failed)? {
-        if is_meant(instance) {
+    for mig in mig_state::mig_devices(&device).map_err(&failed)? {
+        if is_meant(mig.gpu_instance) {
             pids.extend(
-                every_process(&device)
+                every_process(&mig.device)
                     .map_err(&failed)?
                     .iter()
                     .map(|process| process.pid),
@@ -266,10 +266,9 @@ fn create_compute(device: &Device<'_>, gpu_instance: u32) -> Result<(), FailedCa
 /// the GPU, persistence mode is off meanwhile: it keeps the driver on the GPU. A mode that stays pending for another reason than that
 /// only a boot can reset the GPU is set back: it would come into force by a reset that has another purpose.
 fn set_mode(device: &mut Device<'_>, enabled: bool, needs_reset: bool) -> Result<Option<NvmlError>, FailedCall> {
-    let set_persistence = failed_in(SET_PERSISTENCE);
     let is_persistent = needs_reset && is_persistent(device);
     if is_persistent {
-        device.set_persistent(false).map_err(&set_persistence)?;
+        device.set_persistent(false).map_err(failed_in(SET_PERSISTENCE))?;
     }
     let set = |enabled| mig_instances::set_mig_mode(device, enabled).map_err(failed_in(SET_MODE));
     let status = set(enabled);
@@ -277,15 +276,13 @@ fn set_mode(device: &mut Device<'_>, enabled: bool, needs_reset: bool) -> Result
         Ok(None | Some(NvmlError::ResetRequired)) | Err(_) => Ok(None),
         Ok(Some(_)) => set(!enabled),
     };
-    let restored = if is_persistent {
-        device.set_persistent(true).map_err(&set_persistence)
-    } else {
-        Ok(())
-    };
-    // The answer to the mode counts more than the ones after it.
+    if is_persistent {
+        // If this handle is of no use after the reset, the caller does it in a session of its own.
+        _ = device.set_persistent(true);
+    }
     match status? {
         Some(status @ (NvmlError::InUse | NvmlError::ResetRequired)) => back.map(|_| Some(status)),
         Some(status) => Err((SET_MODE, status)),
-        None => restored.map(|()| None),
+        None => Ok(None),
     }
 }

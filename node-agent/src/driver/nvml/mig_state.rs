@@ -161,17 +161,18 @@ pub fn compute_profiles(handle: &GpuInstanceHandle<'_>) -> Result<Vec<ComputePro
     Ok(profiles)
 }
 
-/// Returns the UUIDs of the MIG devices by the ids of GPU instance and compute instance.
-fn uuids(device: &Device<'_>) -> Result<BTreeMap<(u32, u32), String>, FailedCall> {
-    let uuid = |(ids, device): ((u32, u32), Device<'_>)| {
-        let uuid = device.uuid().map_err(failed_in("nvmlDeviceGetUUID"))?;
-        Ok((ids, uuid))
-    };
-    mig_devices(device)?.into_iter().map(uuid).collect()
+/// A MIG device of this session.
+pub struct MigDeviceHandle<'nvml> {
+    /// Id of its GPU instance.
+    pub gpu_instance: u32,
+    /// Id of its compute instance within that.
+    pub compute_instance: u32,
+    /// Its own handle.
+    pub device: Device<'nvml>,
 }
 
-/// Returns the MIG devices, each with the ids of its GPU instance and compute instance.
-pub fn mig_devices<'nvml>(device: &Device<'nvml>) -> Result<Vec<((u32, u32), Device<'nvml>)>, FailedCall> {
+/// Returns the MIG devices of a GPU.
+pub fn mig_devices<'nvml>(device: &Device<'nvml>) -> Result<Vec<MigDeviceHandle<'nvml>>, FailedCall> {
     let count = device
         .mig_device_count()
         .map_err(failed_in("nvmlDeviceGetMaxMigDeviceCount"))?;
@@ -179,9 +180,20 @@ pub fn mig_devices<'nvml>(device: &Device<'nvml>) -> Result<Vec<((u32, u32), Dev
     for index in 0..count {
         let device = mig_device_at(device, index).map_err(failed_in("nvmlDeviceGetMigDeviceHandleByIndex"))?;
         let Some(device) = device else { continue };
-        let gpu_instance = raw::gpu_instance_id(&device).map_err(failed_in("nvmlDeviceGetGpuInstanceId"))?;
-        let compute = raw::compute_instance_id(&device).map_err(failed_in("nvmlDeviceGetComputeInstanceId"))?;
-        found.push(((gpu_instance, compute), device));
+        found.push(MigDeviceHandle {
+            gpu_instance: raw::gpu_instance_id(&device).map_err(failed_in("nvmlDeviceGetGpuInstanceId"))?,
+            compute_instance: raw::compute_instance_id(&device).map_err(failed_in("nvmlDeviceGetComputeInstanceId"))?,
+            device,
+        });
     }
     Ok(found)
+}
+
+/// Returns the UUIDs of the MIG devices by the ids of GPU instance and compute instance.
+fn uuids(device: &Device<'_>) -> Result<BTreeMap<(u32, u32), String>, FailedCall> {
+    let uuid = |mig: MigDeviceHandle<'_>| {
+        let uuid = mig.device.uuid().map_err(failed_in("nvmlDeviceGetUUID"))?;
+        Ok(((mig.gpu_instance, mig.compute_instance), uuid))
+    };
+    mig_devices(device)?.into_iter().map(uuid).collect()
 }
