@@ -111,6 +111,11 @@ impl HardwareWatch {
                 probed = probe_within(PROBE_TIMEOUT, &roots, &hardware_sender) => probed,
                 // The release waits for the call of this probe, too.
                 () = release.wait_for(true) => continue,
+                // So does the reset.
+                true = is_set(&mut alone, true) => {
+                    reset_ends(&mut events, &mut alone, &roots, &hardware_sender, &mut release).await;
+                    continue;
+                }
             };
             // A driver that changed meanwhile gets sessions of its own.
             let is_current = has_ended && Some(&traces.driver) == driver.as_ref();
@@ -137,9 +142,7 @@ impl HardwareWatch {
                     () = probe_now.notified() => true,
                     () = release.wait_for(true) => true,
                     true = is_set(&mut alone, true) => {
-                        // A reset makes the handles of the events useless, too.
-                        close(&mut events).await;
-                        reset_ends(&mut alone, &roots, &hardware_sender, &mut release).await;
+                        reset_ends(&mut events, &mut alone, &roots, &hardware_sender, &mut release).await;
                         true
                     }
                     () = sleep(pause) => false,
@@ -189,13 +192,15 @@ async fn is_set(flag: &mut watch::Receiver<bool>, value: bool) -> bool {
     flag.wait_for(|now| *now == value).await.is_ok()
 }
 
-/// Waits until the reset of a GPU is over, and says so if that takes long.
+/// Follows no events until the reset of a GPU is over, which makes their handles useless. Says so if that takes long.
 async fn reset_ends(
+    events: &mut Option<DriverEvents>,
     alone: &mut watch::Receiver<bool>,
     roots: &Arc<DriverRoots>,
     hardware_sender: &watch::Sender<Option<Arc<Hardware>>>,
     release: &mut ReleaseRequest,
 ) {
+    close(events).await;
     if timeout(PROBE_TIMEOUT, is_set(alone, false)).await.is_ok() {
         return;
     }

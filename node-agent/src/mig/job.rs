@@ -104,7 +104,7 @@ impl MigJob {
         if leaving.is_empty() && !changes_mode {
             return Ok(AttemptResult::Clear);
         }
-        Ok(match self.occupants(&library, &state)? {
+        Ok(match self.occupants(&library, &state, call)? {
             None => AttemptResult::Clear,
             Some(names) => AttemptResult::Blocked {
                 reason: MigReason::InUse,
@@ -192,22 +192,25 @@ impl MigJob {
                     "change the MIG mode: the driver cannot reset or idle the GPU ({})",
                     answer_name(&status)
                 );
-                self.in_use(&library, MigReason::ModePending, &answer)
+                self.in_use(&library, call, MigReason::ModePending, &answer)
             }
             Err(
                 error @ MigChangeError::Call {
                     source: NvmlError::InUse,
                     ..
                 },
-            ) => self.in_use(&library, MigReason::InUse, &error.to_string()),
+            ) => self.in_use(&library, call, MigReason::InUse, &error.to_string()),
             Err(error) => return Err(JobError::Change(error)),
         })
     }
 
     /// Returns the result of a change that the driver refused since something uses the GPU.
-    fn in_use(&self, library: &Path, reason: MigReason, answer: &str) -> AttemptResult {
+    fn in_use(&self, library: &Path, call: &DriverCall, reason: MigReason, answer: &str) -> AttemptResult {
         let state = self.state(library);
-        let by = state.and_then(|state| self.occupants(library, &state)).ok().flatten();
+        let by = state
+            .and_then(|state| self.occupants(library, &state, call))
+            .ok()
+            .flatten();
         let by = by.map_or_else(
             || {
                 "gpunode finds no process of this node on it: a monitor such as DCGM may keep a handle open; restart it"
@@ -291,7 +294,7 @@ impl MigJob {
     }
 
     /// Returns the names of who is on what goes.
-    fn occupants(&self, library: &Path, state: &GpuMigState) -> Result<Option<String>, JobError> {
+    fn occupants(&self, library: &Path, state: &GpuMigState, call: &DriverCall) -> Result<Option<String>, JobError> {
         let (layout, host_root) = (&self.work.layout, &self.roots.host_root);
         let going: BTreeSet<u32> = leaving_instances(state, layout).map(|instance| instance.id).collect();
         let changes_mode = state.enabled != layout.enabled;
@@ -308,7 +311,13 @@ impl MigJob {
                 .collect(),
             instances: (!changes_mode).then_some(going),
         };
-        Ok(occupants(library, host_root, &GpuAddress::of(&self.gpu), &leaving)?)
+        Ok(occupants(
+            library,
+            host_root,
+            &GpuAddress::of(&self.gpu),
+            &leaving,
+            call,
+        )?)
     }
 }
 

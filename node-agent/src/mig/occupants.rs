@@ -1,7 +1,10 @@
 //! Finds processes and open handles on GPU instances, or on a GPU, that have to go.
 
 use crate::{
-    driver::nvml::{self, GpuAddress, MigChangeError},
+    driver::{
+        calls::DriverCall,
+        nvml::{self, GpuAddress, MigChangeError},
+    },
     gpu_processes::{pod_of, small_file},
 };
 use gpunode_crds::named;
@@ -33,15 +36,19 @@ pub struct Leaving {
     pub nodes: Vec<String>,
 }
 
-/// Returns the names of processes and of holders of open handles on what leaves; none if there are none. Blocks.
+/// Returns the names of processes and of holders of open handles on what leaves; none if there are none. Ends the turn of the
+/// call after the driver's answers. Blocks.
 pub fn occupants(
     library: &Path,
     host_root: &Path,
     gpu: &GpuAddress,
     leaving: &Leaving,
+    call: &DriverCall,
 ) -> Result<Option<String>, MigChangeError> {
     let proc = host_root.join("proc");
     let mut pids = nvml::pids_on(library, gpu, leaving.instances.as_ref())?;
+    call.answered();
+    call.end_turn();
     pids.extend(openers(host_root, &leaving.nodes));
     let names: Vec<String> = pids.into_iter().filter_map(|pid| describe(&proc, pid)).collect();
     Ok((!names.is_empty()).then(|| named(&names, MAX_NAMES)))

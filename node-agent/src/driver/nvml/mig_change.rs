@@ -50,7 +50,7 @@ pub enum MigChangeError {
     /// A call failed.
     #[error("{action} on {gpu}: {call} answers {}{}", answer_name(source), advice(source))]
     Call {
-        /// What was tried.
+        /// The step, or the reading.
         action: String,
         /// UUID of the GPU.
         gpu: String,

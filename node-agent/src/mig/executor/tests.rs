@@ -325,6 +325,25 @@ async fn a_reset_that_does_not_end_is_reported_and_its_end_too() {
 }
 
 #[tokio::test]
+async fn events_end_for_a_reset_although_a_reading_of_the_hardware_waits_for_the_driver() {
+    let node = TestNode::new(A100, 1, None);
+    let test = TestExecutor::new(&node);
+    let calls = &node.roots.calls;
+    let (events, _received) = DriverEvents::new(AgentMetrics::new(), calls.clone());
+    let mut hardware = test.watch_hardware(&node, Some(events));
+    within(hardware.wait_for(Option::is_some)).await.unwrap();
+    // The session of the events is what is left after the reading.
+    until(|| calls.progress(2).is_some()).await;
+    calls.close();
+    test.executor.probe_hardware.notify_one();
+    for _ in 0..3 {
+        tokio::task::yield_now().await;
+    }
+    test.executor.alone.send_replace(true);
+    within(calls.ended()).await;
+}
+
+#[tokio::test]
 #[ignore = "needs root: make test"]
 async fn an_executor_that_ends_between_two_calls_leaves_the_rest_to_the_next() {
     let node = TestNode::new(H100, 1, Some("1g.10gb, 1g.10gb, 1g.10gb"));
