@@ -135,6 +135,9 @@ impl MigJob {
         call.answered();
         // A slow disk is no slow driver.
         call.end_turn();
+        if is_persistent {
+            self.saved(file.set_persistent(&self.gpu.uuid, true))?;
+        }
         let is_new = file
             .records()
             .get(&self.gpu.uuid)
@@ -148,9 +151,6 @@ impl MigJob {
                 rolls_back: self.work.kind == WorkKind::RollBack,
             });
         })?;
-        if is_persistent {
-            self.saved(file.set_persistent(&self.gpu.uuid, true))?;
-        }
         info!(gpu = self.gpu.uuid, kind = ?self.work.kind, "changing MIG");
         let ended = change_layout(&library, &address, layout, |step| {
             call.begin_turn(Some(&self.gpu.uuid));
