@@ -85,6 +85,7 @@ others() {
   stage "what needs no root" cargo test --workspace --locked --no-fail-fast -- --test-threads=4
   stage "hooks as root: mounts" program gpunode-hook --ignored
   stage "hooks as root: the loader" program hook --ignored --skip measure
+  stage "changes of MIG as root" program gpunode-agent --ignored --skip measure --test-threads=4
   stage "the agent's process as root" program node --ignored --skip measure --test-threads=4
   # Last, since it keeps the processors busy: most of the others are over by then.
   fleet

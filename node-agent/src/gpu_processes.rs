@@ -10,7 +10,7 @@
 
 mod accounting;
 mod cgroup;
-mod small_file;
+pub mod small_file;
 pub mod toolkit_config;
 
 pub use cgroup::pod_of;

@@ -52,22 +52,14 @@ impl DriverCalls {
         let mut number = None;
         self.0.send_if_modified(|table| {
             if table.closers == 0 {
-                number = Some(table.add());
+                table.last_number += 1;
+                table.calls.insert(table.last_number, CallProgress::default());
+                number = Some(table.last_number);
             }
             number.is_some()
         });
         let calls = self.clone();
         number.map(|number| DriverCall { calls, number })
-    }
-
-    /// Begins a call of the one who has closed the gate, and waited for all others to end.
-    pub fn begin_alone(&self) -> DriverCall {
-        let mut number = 0;
-        self.0.send_modify(|table| number = table.add());
-        DriverCall {
-            calls: self.clone(),
-            number,
-        }
     }
 
     /// Lets no further call begin.
@@ -87,6 +79,13 @@ impl DriverCalls {
         _ = self.0.subscribe().wait_for(|table| table.calls.is_empty()).await;
     }
 
+    /// Waits until no call is in progress but this one, of the one who has closed the gate.
+    pub async fn others_ended(&self, call: &DriverCall) {
+        let is_only = |table: &CallTable| table.calls.keys().all(|number| *number == call.number);
+        // Cannot fail: `self` has the sender.
+        _ = self.0.subscribe().wait_for(is_only).await;
+    }
+
     /// Returns the progress of a call; none after its end.
     pub fn progress(&self, number: u64) -> Option<CallProgress> {
         self.0.borrow().calls.get(&number).cloned()
@@ -100,14 +99,6 @@ impl DriverCalls {
         let calls = table.calls.values();
         let unanswered = calls.filter(|progress| progress.since.is_some_and(is_unanswered));
         unanswered.min_by_key(|progress| progress.since).cloned()
-    }
-}
-
-impl CallTable {
-    fn add(&mut self) -> u64 {
-        self.last_number += 1;
-        self.calls.insert(self.last_number, CallProgress::default());
-        self.last_number
     }
 }
 
@@ -223,6 +214,22 @@ mod tests {
         assert!(timeout(SOON, calls.ended()).await.is_err());
         drop(call);
         timeout(SOON, calls.ended()).await.unwrap();
+        calls.reopen();
+        assert!(calls.begin().is_some());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_call_is_alone_behind_the_gate_and_the_gate_opens_after_all_who_closed_it() {
+        let calls = DriverCalls::default();
+        let [own, other] = [(); 2].map(|()| calls.begin().unwrap());
+        calls.close();
+        assert!(timeout(SOON, calls.others_ended(&own)).await.is_err());
+        drop(other);
+        timeout(SOON, calls.others_ended(&own)).await.unwrap();
+        calls.close();
+        assert!(timeout(SOON, calls.ended()).await.is_err(), "a release waits for it");
+        calls.reopen();
+        assert!(calls.begin().is_none());
         calls.reopen();
         assert!(calls.begin().is_some());
     }

@@ -114,6 +114,11 @@ impl HardwareWatch {
                 probed = probe_within(PROBE_TIMEOUT, &roots, *layouts.borrow_and_update(), &hardware_sender) => probed,
                 // The release waits for the call of this probe, too.
                 () = release.wait_for(true) => continue,
+                // So does the reset.
+                true = is_set(&mut alone, true) => {
+                    reset_ends(&mut events, &mut alone, &roots, &hardware_sender, &mut release).await;
+                    continue;
+                }
             };
             // A driver that changed meanwhile gets sessions of its own.
             let is_current = has_ended && Some(&traces.driver) == driver.as_ref();
@@ -140,9 +145,7 @@ impl HardwareWatch {
                     () = probe_now.notified() => true,
                     () = release.wait_for(true) => true,
                     true = is_set(&mut alone, true) => {
-                        // A reset makes the handles of the events useless, too.
-                        close(&mut events).await;
-                        is_set(&mut alone, false).await;
+                        reset_ends(&mut events, &mut alone, &roots, &hardware_sender, &mut release).await;
                         true
                     }
                     Ok(()) = layouts.changed() => true,
@@ -191,6 +194,29 @@ async fn sessions_end(calls: &DriverCalls) -> bool {
 /// Waits until the flag has this value; false if nobody sets it any more.
 async fn is_set(flag: &mut watch::Receiver<bool>, value: bool) -> bool {
     flag.wait_for(|now| *now == value).await.is_ok()
+}
+
+/// Follows no events until the reset of a GPU is over, which makes their handles useless. Says so if that takes long.
+async fn reset_ends(
+    events: &mut Option<DriverEvents>,
+    alone: &mut watch::Receiver<bool>,
+    roots: &Arc<DriverRoots>,
+    hardware_sender: &watch::Sender<Option<Arc<Hardware>>>,
+    release: &mut ReleaseRequest,
+) {
+    close(events).await;
+    if timeout(PROBE_TIMEOUT, is_set(alone, false)).await.is_ok() {
+        return;
+    }
+    let message = format!(
+        "change the MIG mode of a GPU: no answer within {PROBE_TIMEOUT:?}; if the driver gives none, reboot the node (see its \
+         kernel log)"
+    );
+    publish_state(roots, hardware_sender, DriverState::Waiting(message)).await;
+    tokio::select! {
+        _ = is_set(alone, false) => {}
+        () = release.wait_for(true) => {}
+    }
 }
 
 async fn close(events: &mut Option<DriverEvents>) {

@@ -43,11 +43,15 @@ mod session;
 #[cfg(test)]
 pub mod tests;
 
+pub use capabilities::Capabilities;
 pub use compute_mode::ComputeMode;
 pub use error::DriverError;
 pub use instances::instances;
 pub use lookup::GpuAddress;
-pub use mig_change::{ChangeEnd, MigChangeError, change_layout, read_mig_state};
+pub use mig_change::{
+    ChangeEnd, MigChangeError, answer_name, change_layout, has_persistence, pids_on, read_mig_state,
+    restore_persistence,
+};
 pub use modes::{compute_mode, set_compute_mode};
 pub use processes::{DriverProcess, processes};
 pub use reading::{DriverReading, read, utilisation};

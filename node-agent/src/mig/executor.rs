@@ -5,7 +5,11 @@ use super::{
     record_file::{MigRecords, RecordFile},
 };
 use crate::{
-    driver::{calls::DriverCall, hardware::Hardware, hardware_probe::DriverRoots},
+    driver::{
+        calls::{DriverCall, DriverCalls},
+        hardware::Hardware,
+        hardware_probe::DriverRoots,
+    },
     health::allocations::Allocations,
     runtime::blocking_thread::BlockingThread,
 };
@@ -14,6 +18,7 @@ use gpunode_gpu::{AttemptResult, MigAttempt, MigWork, WorkKind};
 use std::{
     collections::BTreeMap,
     path::PathBuf,
+    pin::pin,
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -31,6 +36,11 @@ use tracing::warn;
 const SETTLE: Duration = Duration::from_secs(1);
 /// Longest wait for the other sessions of this process with the driver to end, before a reset.
 const SESSIONS_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Time after which work is reported as slow. A reset takes seconds, and an instance less than one.
+const SLOW: Duration = Duration::from_mins(1);
+/// Reason why there is no call to the driver.
+const RELEASED: &str = "the GPUs are released, or the driver is being replaced";
 
 /// Results of the last work on each GPU, by UUID.
 pub type MigAttempts = BTreeMap<String, MigAttempt>;
@@ -71,15 +81,24 @@ impl Drop for StopAtEnd {
     }
 }
 
-/// Lets the driver's other sessions of this process begin again at the end.
-struct DriverAlone<'a> {
-    roots: &'a DriverRoots,
-    alone: &'a watch::Sender<bool>,
+/// Keeps the driver's other sessions of this process away until the end. A job has it on its thread, where it outlives the executor.
+struct DriverAlone {
+    calls: DriverCalls,
+    alone: watch::Sender<bool>,
 }
 
-impl Drop for DriverAlone<'_> {
+impl DriverAlone {
+    fn begin(executor: &MigExecutor) -> Self {
+        let (calls, alone) = (executor.roots.calls.clone(), executor.alone.clone());
+        alone.send_replace(true);
+        calls.close();
+        Self { calls, alone }
+    }
+}
+
+impl Drop for DriverAlone {
     fn drop(&mut self) {
-        self.roots.calls.reopen();
+        self.calls.reopen();
         self.alone.send_replace(false);
     }
 }
@@ -149,54 +168,59 @@ impl MigExecutor {
             stop: stop.clone(),
         };
         if work.kind == WorkKind::Remember {
-            return self.in_job(job, file, |job, file, _| job.remember(file), None).await;
+            return self.on_thread(file, move |file| job.remember(file)).await;
         }
-        let call = self.roots.calls.begin();
-        let checked = self
-            .in_job(job.clone(), file, |job, _, call| job.check(call), call)
-            .await;
+        let Some(call) = self.roots.calls.begin() else {
+            return no_driver(RELEASED);
+        };
+        let checking = job.clone();
+        let checked = self.on_thread(file, move |_| checking.check(&call)).await;
         if work.kind == WorkKind::Check || checked != AttemptResult::Clear {
             return checked;
         }
-        if !job.resets_the_gpu() {
-            let call = self.roots.calls.begin();
-            return self
-                .in_job(job, file, |job, file, call| job.change(file, call), call)
-                .await;
-        }
-        self.alone.send_replace(true);
-        self.roots.calls.close();
-        let _alone = DriverAlone {
-            roots: &self.roots,
-            alone: &self.alone,
+        // A release that closes the gate after this waits for the call.
+        let Some(call) = self.roots.calls.begin() else {
+            return no_driver(RELEASED);
         };
-        if timeout(SESSIONS_TIMEOUT, self.roots.calls.ended()).await.is_err() {
-            return no_driver(
-                "a call of gpunode to the driver has no answer yet, and the GPU cannot be reset meanwhile",
-            );
+        let alone = job.resets_the_gpu().then(|| DriverAlone::begin(self));
+        if alone.is_some() && !self.others_end(&call).await {
+            return no_driver("a call of gpunode to the driver has no answer yet, and no GPU can be reset meanwhile");
         }
-        let call = Some(self.roots.calls.begin_alone());
-        self.in_job(job, file, |job, file, call| job.change(file, call), call)
-            .await
+        self.on_thread(file, move |file| {
+            let _alone = alone;
+            job.change(file, &call)
+        })
+        .await
     }
 
-    /// Does a part of a job on the thread. It needs a call of the driver, unless it only saves the record.
-    async fn in_job(
+    /// Waits until no other session of this process holds the driver; false if one stays.
+    async fn others_end(&self, call: &DriverCall) -> bool {
+        timeout(SESSIONS_TIMEOUT, self.roots.calls.others_ended(call))
+            .await
+            .is_ok()
+    }
+
+    /// Does a part of a job on the thread.
+    async fn on_thread(
         &self,
-        job: MigJob,
         file: &Arc<Mutex<RecordFile>>,
-        part: impl FnOnce(&MigJob, &mut RecordFile, &DriverCall) -> AttemptResult + Send + 'static,
-        call: Option<DriverCall>,
+        part: impl FnOnce(&mut RecordFile) -> AttemptResult + Send + 'static,
     ) -> AttemptResult {
-        let Some(call) = call.or_else(|| self.roots.calls.begin()) else {
-            return no_driver("the GPUs are released, or the driver is being replaced");
-        };
         let file = file.clone();
-        let done = self.thread.run(move || {
-            let mut file = file.lock().unwrap_or_else(PoisonError::into_inner);
-            part(&job, &mut file, &call)
-        });
-        done.await.unwrap_or_else(|error| AttemptResult::Failed {
+        let mut done = pin!(
+            self.thread
+                .run(move || part(&mut file.lock().unwrap_or_else(PoisonError::into_inner)))
+        );
+        let result = if let Ok(result) = timeout(SLOW, &mut done).await {
+            result
+        } else {
+            warn!(
+                "work on MIG takes longer than {SLOW:?}; if the driver gives no answer, reboot the node (see its kernel log)"
+            );
+            // Other work would only wait for the driver, too.
+            done.await
+        };
+        result.unwrap_or_else(|error| AttemptResult::Failed {
             message: format!("change MIG: the thread ended: {error}"),
         })
     }
@@ -208,3 +232,6 @@ fn no_driver(message: &str) -> AttemptResult {
         message: message.to_owned(),
     }
 }
+
+#[cfg(test)]
+mod tests;

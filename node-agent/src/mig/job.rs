@@ -7,7 +7,10 @@ use super::{
 use crate::driver::{
     calls::DriverCall,
     hardware_probe::DriverRoots,
-    nvml::{ChangeEnd, GpuAddress, MigChangeError, change_layout, read_mig_state},
+    nvml::{
+        Capabilities, ChangeEnd, GpuAddress, MigChangeError, answer_name, change_layout, has_persistence,
+        read_mig_state, restore_persistence,
+    },
 };
 use gpunode_crds::MigReason;
 use gpunode_gpu::{
@@ -16,16 +19,16 @@ use gpunode_gpu::{
 use jiff::Timestamp;
 use nvml_wrapper::error::NvmlError;
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeSet,
     io,
     ops::ControlFlow,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
 };
-use tracing::{debug, info};
+use tracing::{debug, info, warn};
 
 /// Longest message in a record, in bytes.
 const MAX_MESSAGE: usize = 768;
@@ -52,10 +55,12 @@ pub struct MigJob {
 enum JobError {
     #[error("find the driver: it is not there any more")]
     NoDriver,
-    #[error("save the MIG record of {gpu}: {source}; nothing was changed since")]
+    #[error("save the MIG record of {gpu}: {source}; is the state folder on the node full or read-only?")]
     Save { gpu: String, source: io::Error },
     #[error(transparent)]
-    Change(#[from] MigChangeError),
+    Read(#[from] MigChangeError),
+    #[error(transparent)]
+    Change(MigChangeError),
 }
 
 impl MigJob {
@@ -72,12 +77,12 @@ impl MigJob {
             (record.applied, record.run) = (Some(self.work.layout.clone()), self.run.clone());
             record.failure = None;
         });
-        saved.map_or_else(failed, |()| AttemptResult::Done)
+        saved.map_or_else(|error| failed(&error), |()| AttemptResult::Done)
     }
 
     /// Looks for daemons, processes and handles on what has to go. Blocks.
     pub fn check(&self, call: &DriverCall) -> AttemptResult {
-        self.try_check(call).unwrap_or_else(failed)
+        self.try_check(call).unwrap_or_else(|error| failed(&error))
     }
 
     fn try_check(&self, call: &DriverCall) -> Result<AttemptResult, JobError> {
@@ -96,23 +101,14 @@ impl MigJob {
                 message: format!("an MPS control daemon still runs on {device}; it ends after the pods that use it"),
             });
         }
-        let leaving = if changes_mode {
-            Leaving::Gpu { minor: self.gpu.minor }
-        } else if leaving.is_empty() {
+        if leaving.is_empty() && !changes_mode {
             return Ok(AttemptResult::Clear);
-        } else {
-            Leaving::Instances(
-                leaving
-                    .iter()
-                    .map(|instance| (instance.id, self.nodes(instance.id)))
-                    .collect(),
-            )
-        };
-        Ok(match self.occupants(&library, &leaving, call)? {
+        }
+        Ok(match self.occupants(&library, &state, call)? {
             None => AttemptResult::Clear,
             Some(names) => AttemptResult::Blocked {
                 reason: MigReason::InUse,
-                message: format!("still used by {names}, which no container of gpunode accounts for; end it"),
+                message: format!("still used by {names}; end it, or the pod that it belongs to"),
             },
         })
     }
@@ -125,15 +121,23 @@ impl MigJob {
             // What happened before the first call is no attempt.
             match error {
                 JobError::Change(_) => self.note_failure(file, message),
-                JobError::NoDriver | JobError::Save { .. } => AttemptResult::Failed { message },
+                JobError::NoDriver | JobError::Save { .. } | JobError::Read(_) => AttemptResult::Failed { message },
             }
         })
     }
 
     fn try_change(&self, file: &mut RecordFile, call: &DriverCall) -> Result<AttemptResult, JobError> {
-        let (library, layout) = (self.library()?, &self.work.layout);
+        let (library, layout, address) = (self.library()?, &self.work.layout, GpuAddress::of(&self.gpu));
         call.begin_turn(Some(&self.gpu.uuid));
-        let before = self.state(&library)?.layout();
+        let state = self.state(&library)?;
+        let is_reset = state.mode_needs_reset && state.enabled != layout.enabled;
+        let is_persistent = is_reset && has_persistence(&library, &address)?;
+        call.answered();
+        // A slow disk is no slow driver.
+        call.end_turn();
+        if is_persistent {
+            self.saved(file.set_persistent(&self.gpu.uuid, true))?;
+        }
         let is_new = file
             .records()
             .get(&self.gpu.uuid)
@@ -142,13 +146,12 @@ impl MigJob {
             let begun = record.change.take();
             record.change = Some(ChangeRecord {
                 hash: self.work.hash.clone(),
-                before: begun.map_or_else(|| before.clone(), |begun| begun.before),
+                before: begun.map_or_else(|| state.layout(), |begun| begun.before),
                 wanted: layout.clone(),
                 rolls_back: self.work.kind == WorkKind::RollBack,
             });
         })?;
         info!(gpu = self.gpu.uuid, kind = ?self.work.kind, "changing MIG");
-        let address = GpuAddress::of(&self.gpu);
         let ended = change_layout(&library, &address, layout, |step| {
             call.begin_turn(Some(&self.gpu.uuid));
             debug!(gpu = self.gpu.uuid, %step, "MIG step");
@@ -159,9 +162,12 @@ impl MigJob {
             }
         });
         call.answered();
+        self.restore_persistence(file, &library, &address)?;
         if !matches!(ended, Ok(ChangeEnd::Done))
             && is_new
-            && self.state(&library).is_ok_and(|now| now.layout() == before)
+            && self
+                .state(&library)
+                .is_ok_and(|now| now.enabled == state.enabled && now.instances == state.instances)
         {
             // Nothing has begun.
             self.update(file, |record| record.change = None)?;
@@ -177,51 +183,59 @@ impl MigJob {
             },
             Ok(ChangeEnd::ModePending { status }) => AttemptResult::RebootRequired {
                 message: format!(
-                    "the driver changes the MIG mode with the next reset of the GPU ({status}); reboot the node"
+                    "the driver changes the MIG mode with the next reset of the GPU ({}); reboot the node",
+                    answer_name(&status)
                 ),
             },
             Ok(ChangeEnd::ModeInUse { status }) => {
-                let leaving = Leaving::Gpu { minor: self.gpu.minor };
-                self.in_use(
-                    &library,
-                    &leaving,
-                    call,
-                    MigReason::ModePending,
-                    &format!("change the MIG mode: {status}"),
-                )
+                let answer = format!(
+                    "change the MIG mode: the driver cannot reset or idle the GPU ({})",
+                    answer_name(&status)
+                );
+                self.in_use(&library, call, MigReason::ModePending, &answer)
             }
             Err(
                 error @ MigChangeError::Call {
                     source: NvmlError::InUse,
                     ..
                 },
-            ) => {
-                let instances = self.state(&library).ok();
-                let leaving = instances.iter().flat_map(|state| leaving_instances(state, layout));
-                let leaving = leaving.map(|instance| (instance.id, self.nodes(instance.id)));
-                let leaving = Leaving::Instances(leaving.collect());
-                self.in_use(&library, &leaving, call, MigReason::InUse, &error.to_string())
-            }
-            Err(error) => return Err(error.into()),
+            ) => self.in_use(&library, call, MigReason::InUse, &error.to_string()),
+            Err(error) => return Err(JobError::Change(error)),
         })
     }
 
-    fn in_use(
-        &self,
-        library: &std::path::Path,
-        leaving: &Leaving,
-        call: &DriverCall,
-        reason: MigReason,
-        answer: &str,
-    ) -> AttemptResult {
-        let by = self.occupants(library, leaving, call).ok().flatten();
+    /// Returns the result of a change that the driver refused since something uses the GPU.
+    fn in_use(&self, library: &Path, call: &DriverCall, reason: MigReason, answer: &str) -> AttemptResult {
+        let state = self.state(library);
+        let by = state
+            .and_then(|state| self.occupants(library, &state, call))
+            .ok()
+            .flatten();
         let by = by.map_or_else(
-            || "gpunode finds no process of this node on it; a monitor may have a handle open".to_owned(),
-            |names| format!("used by {names}"),
+            || {
+                "gpunode finds no process of this node on it: a monitor such as DCGM may keep a handle open; restart it"
+                    .to_owned()
+            },
+            |names| format!("used by {names}; end it"),
         );
         AttemptResult::Blocked {
             reason,
             message: format!("{answer}; {by}"),
+        }
+    }
+
+    /// Switches persistence mode on if this change, or one that did not come to its end, has switched it off.
+    fn restore_persistence(&self, file: &mut RecordFile, library: &Path, address: &GpuAddress) -> Result<(), JobError> {
+        if !file.is_persistent(&self.gpu.uuid) {
+            return Ok(());
+        }
+        match restore_persistence(library, address) {
+            Ok(()) => self.saved(file.set_persistent(&self.gpu.uuid, false)),
+            Err(error) => {
+                let index = self.gpu.index;
+                warn!(%error, "cannot restore persistence mode; do it with `nvidia-smi -i {index} -pm 1`");
+                Ok(())
+            }
         }
     }
 
@@ -257,7 +271,11 @@ impl MigJob {
     }
 
     fn update(&self, file: &mut RecordFile, change: impl FnOnce(&mut gpunode_gpu::MigRecord)) -> Result<(), JobError> {
-        file.update(&self.gpu.uuid, change).map_err(|source| JobError::Save {
+        self.saved(file.update(&self.gpu.uuid, change))
+    }
+
+    fn saved(&self, result: io::Result<()>) -> Result<(), JobError> {
+        result.map_err(|source| JobError::Save {
             gpu: self.gpu.uuid.clone(),
             source,
         })
@@ -267,7 +285,7 @@ impl MigJob {
         Ok(self.roots.find().ok_or(JobError::NoDriver)?.library)
     }
 
-    fn state(&self, library: &std::path::Path) -> Result<GpuMigState, JobError> {
+    fn state(&self, library: &Path) -> Result<GpuMigState, JobError> {
         let state = read_mig_state(library, &GpuAddress::of(&self.gpu))?;
         let none = || MigChangeError::NoMig {
             gpu: self.gpu.uuid.clone(),
@@ -275,35 +293,35 @@ impl MigJob {
         Ok(state.ok_or_else(none)?)
     }
 
-    fn occupants(
-        &self,
-        library: &std::path::Path,
-        leaving: &Leaving,
-        call: &DriverCall,
-    ) -> Result<Option<String>, JobError> {
-        let address = GpuAddress::of(&self.gpu);
-        let found = occupants(library, &self.roots.host_root, &address, leaving, |gpu| {
-            call.begin_turn(Some(gpu))
+    /// Returns the names of who is on what goes.
+    fn occupants(&self, library: &Path, state: &GpuMigState, call: &DriverCall) -> Result<Option<String>, JobError> {
+        let (layout, host_root) = (&self.work.layout, &self.roots.host_root);
+        let going: BTreeSet<u32> = leaving_instances(state, layout).map(|instance| instance.id).collect();
+        let changes_mode = state.enabled != layout.enabled;
+        let capabilities = Capabilities::of_host(host_root);
+        let minor = self.gpu.minor;
+        let of_instances = minor.into_iter().flat_map(|minor| {
+            let nodes = |instance: &u32| capabilities.instance_nodes(minor, *instance);
+            going.iter().flat_map(nodes).collect::<Vec<String>>()
         });
-        Ok(found.map_err(MigChangeError::from)?)
-    }
-
-    /// Returns the device nodes of a GPU instance and its compute instances.
-    fn nodes(&self, gpu_instance: u32) -> Vec<String> {
-        let of_instance = self
-            .gpu
-            .mig_devices
-            .iter()
-            .filter(|mig| mig.facts.gpu_instance == gpu_instance);
-        let nodes: BTreeMap<&String, ()> = of_instance
-            .flat_map(|mig| &mig.device_nodes)
-            .map(|node| (node, ()))
-            .collect();
-        nodes.into_keys().cloned().collect()
+        let of_gpu = minor.filter(|_| changes_mode && state.mode_needs_reset);
+        let leaving = Leaving {
+            nodes: of_instances
+                .chain(of_gpu.map(|minor| format!("/dev/nvidia{minor}")))
+                .collect(),
+            instances: (!changes_mode).then_some(going),
+        };
+        Ok(occupants(
+            library,
+            host_root,
+            &GpuAddress::of(&self.gpu),
+            &leaving,
+            call,
+        )?)
     }
 }
 
-fn failed(error: JobError) -> AttemptResult {
+fn failed(error: &JobError) -> AttemptResult {
     AttemptResult::Failed {
         message: error.to_string(),
     }
@@ -320,4 +338,4 @@ fn leaving_instances<'a>(state: &'a GpuMigState, layout: &GpuLayout) -> impl Ite
 }
 
 #[cfg(test)]
-mod tests;
+pub mod tests;

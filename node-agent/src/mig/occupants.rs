@@ -1,14 +1,18 @@
 //! Finds processes and open handles on GPU instances, or on a GPU, that have to go.
 
 use crate::{
-    driver::nvml::{self, DriverError, DriverProcess, GpuAddress},
-    gpu_processes::pod_of,
+    driver::{
+        calls::DriverCall,
+        nvml::{self, GpuAddress, MigChangeError},
+    },
+    gpu_processes::{pod_of, small_file},
 };
 use gpunode_crds::named;
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeSet,
     fs,
-    path::Path,
+    os::unix::fs::{FileTypeExt as _, MetadataExt as _},
+    path::{Path, PathBuf},
 };
 
 /// Most processes whose open files are looked at: more than a node runs.
@@ -23,82 +27,93 @@ const MAX_NAMES: usize = 4;
 const OWN: [&str; 3] = ["nvidia-persiste", "nv-fabricmanage", "gpunode-"];
 
 /// Part of a GPU that has to be free.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Leaving {
-    /// The GPU as a whole, since its mode changes.
-    Gpu {
-        /// The N of its `/dev/nvidiaN`.
-        minor: Option<u32>,
-    },
-    /// GPU instances by id, each with the paths of its device nodes. Containers on other instances open the GPU's own node too, so
-    /// that says nothing.
-    Instances(BTreeMap<u32, Vec<String>>),
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Leaving {
+    /// Ids of GPU instances; none if the mode of the GPU changes, which no process on it outlives.
+    pub instances: Option<BTreeSet<u32>>,
+    /// Paths of device nodes that nobody may have open. Containers on other instances open the GPU's own node too, so that one is
+    /// not among them unless the GPU is reset.
+    pub nodes: Vec<String>,
 }
 
-impl Leaving {
-    fn has_process(&self, process: &DriverProcess) -> bool {
-        match self {
-            Self::Gpu { .. } => true,
-            Self::Instances(instances) => process.instance.is_some_and(|(id, _)| instances.contains_key(&id)),
-        }
-    }
-
-    /// Returns true for the path of a device node, as a process sees it.
-    fn has_node(&self, path: &Path) -> bool {
-        match self {
-            Self::Gpu { minor } => minor.is_some_and(|minor| path.ends_with(format!("dev/nvidia{minor}"))),
-            Self::Instances(instances) => instances
-                .values()
-                .flatten()
-                .any(|node| path.ends_with(node.trim_start_matches('/'))),
-        }
-    }
-}
-
-/// Returns a sentence about the processes and handles on what leaves; none if there are none. `begin` receives the UUID of the
-/// GPU before the calls about it. Blocks.
+/// Returns the names of processes and of holders of open handles on what leaves; none if there are none. Ends the turn of the
+/// call after the driver's answers. Blocks.
 pub fn occupants(
     library: &Path,
     host_root: &Path,
     gpu: &GpuAddress,
     leaving: &Leaving,
-    begin: impl Fn(&str),
-) -> Result<Option<String>, DriverError> {
+    call: &DriverCall,
+) -> Result<Option<String>, MigChangeError> {
     let proc = host_root.join("proc");
-    let on_gpu = nvml::processes(library, std::slice::from_ref(gpu), |uuid| {
-        begin(uuid);
-        true
-    })?;
-    let mut pids: BTreeSet<u32> = on_gpu
-        .iter()
-        .filter(|process| leaving.has_process(process))
-        .map(|process| process.pid)
-        .collect();
-    pids.extend(openers(&proc, leaving));
+    let mut pids = nvml::pids_on(library, gpu, leaving.instances.as_ref())?;
+    call.answered();
+    call.end_turn();
+    pids.extend(openers(host_root, &leaving.nodes));
     let names: Vec<String> = pids.into_iter().filter_map(|pid| describe(&proc, pid)).collect();
-    Ok((!names.is_empty()).then(|| {
-        let names: Vec<&str> = names.iter().map(String::as_str).collect();
-        named(&names, MAX_NAMES)
-    }))
+    Ok((!names.is_empty()).then(|| named(&names, MAX_NAMES)))
 }
 
-/// Returns the processes with an open device node of what leaves.
-fn openers(proc: &Path, leaving: &Leaving) -> Vec<u32> {
-    let processes = fs::read_dir(proc).into_iter().flatten().filter_map(Result::ok);
+/// Device nodes of what leaves: the ends of their paths, and their device numbers.
+struct LeavingNodes {
+    ends: Vec<PathBuf>,
+    numbers: BTreeSet<u64>,
+}
+
+impl LeavingNodes {
+    fn of(host_root: &Path, nodes: &[String]) -> Self {
+        let relative = |path: &String| PathBuf::from(path.trim_start_matches('/'));
+        let ends: Vec<PathBuf> = nodes.iter().map(relative).collect();
+        let numbers = ends.iter().filter_map(|end| device_number(&host_root.join(end)));
+        Self {
+            numbers: numbers.collect(),
+            ends,
+        }
+    }
+
+    /// Returns true for an open file that is one of the nodes. `path` is the name under which the process opened it.
+    fn have(&self, file: &Path, path: &Path) -> bool {
+        let Some(name) = path.file_name().and_then(|name| name.to_str()) else {
+            return false;
+        };
+        // Few files have such a name, so that few are looked at.
+        if !name.starts_with("nvidia") {
+            return false;
+        }
+        // The kernel's mark of a file whose name is gone.
+        let path = path.with_file_name(name.trim_end_matches(" (deleted)"));
+        self.ends.iter().any(|end| path.ends_with(end))
+            || device_number(file).is_some_and(|number| self.numbers.contains(&number))
+    }
+}
+
+/// Returns the number of a device node.
+fn device_number(path: &Path) -> Option<u64> {
+    let node = fs::metadata(path).ok()?;
+    node.file_type().is_char_device().then(|| node.rdev())
+}
+
+/// Returns the processes that have one of these device nodes open.
+fn openers(host_root: &Path, nodes: &[String]) -> Vec<u32> {
+    if nodes.is_empty() {
+        return Vec::new();
+    }
+    let nodes = LeavingNodes::of(host_root, nodes);
+    let proc = host_root.join("proc");
+    let processes = fs::read_dir(&proc).into_iter().flatten().filter_map(Result::ok);
     let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
     let opens = |pid: &u32| {
         let files = fs::read_dir(proc.join(pid.to_string()).join("fd"));
-        let files = files.into_iter().flatten().filter_map(Result::ok).take(MAX_FILES);
-        let mut paths = files.filter_map(|file| fs::read_link(file.path()).ok());
-        paths.any(|path| leaving.has_node(&path))
+        let mut files = files.into_iter().flatten().filter_map(Result::ok).take(MAX_FILES);
+        files.any(|file| fs::read_link(file.path()).is_ok_and(|path| nodes.have(&file.path(), &path)))
     };
     pids.take(MAX_PROCESSES).filter(opens).collect()
 }
 
-/// Names a process; none if it keeps no GPU from a change, or has ended.
+/// Names a process; none if it keeps no GPU from a change. One that has ended meanwhile has only its number.
 fn describe(proc: &Path, pid: u32) -> Option<String> {
     let folder = proc.join(pid.to_string());
-    let text = |name: &str| fs::read_to_string(folder.join(name)).unwrap_or_default();
+    let text = |name: &str| small_file::text(&folder.join(name)).unwrap_or_default();
     let (name, pod) = (text("comm"), pod_of(&text("cgroup")));
     let name = name.trim_end();
     if OWN.iter().any(|own| name.starts_with(own)) {
@@ -124,18 +139,41 @@ mod tests {
         symlink(open, folder.join("fd/7")).unwrap();
     }
 
+    const NODES: [&str; 2] = ["/dev/nvidia-caps/nvidia-cap66", "/dev/nvidia-caps/nvidia-cap67"];
+
+    fn opened(host: &Path, nodes: &[&str]) -> Vec<u32> {
+        let nodes: Vec<String> = nodes.iter().map(|node| (*node).to_owned()).collect();
+        let mut pids = openers(host, &nodes);
+        pids.sort_unstable();
+        pids
+    }
+
     #[test]
     fn open_nodes_of_an_instance_count_and_those_of_its_gpu_do_not() {
         let host = tempfile::tempdir().unwrap();
         let proc = host.path().join("proc");
-        process(&proc, 10, "dcgm", "/dev/nvidia-caps/nvidia-cap66");
+        process(&proc, 10, "dcgm", NODES[0]);
         process(&proc, 11, "train", "/dev/nvidia0");
         process(&proc, 12, "other", "/dev/nvidia-caps/nvidia-cap661");
-        let nodes = ["/dev/nvidia-caps/nvidia-cap66", "/dev/nvidia-caps/nvidia-cap67"].map(str::to_owned);
-        let leaving = Leaving::Instances(BTreeMap::from([(7, nodes.into())]));
-        assert_eq!(openers(&proc, &leaving), [10]);
-        assert_eq!(openers(&proc, &Leaving::Gpu { minor: Some(0) }), [11]);
+        process(&proc, 13, "shell", "/host/dev/nvidia-caps/nvidia-cap67 (deleted)");
+        assert_eq!(opened(host.path(), &NODES), [10, 13]);
+        assert_eq!(opened(host.path(), &["/dev/nvidia0"]), [11]);
+        assert_eq!(opened(host.path(), &[]), [0; 0]);
         assert_eq!(describe(&proc, 10).as_deref(), Some("dcgm (process 10)"));
+    }
+
+    #[test]
+    fn a_node_under_another_name_is_known_by_its_number() {
+        let host = tempfile::tempdir().unwrap();
+        let node = host.path().join("dev/nvidia-caps/nvidia-cap66");
+        fs::create_dir_all(node.parent().unwrap()).unwrap();
+        symlink("/dev/zero", node).unwrap();
+        for (pid, of) in [(10, "/dev/zero"), (11, "/dev/null")] {
+            let renamed = host.path().join(format!("nvidia-{pid}"));
+            symlink(of, &renamed).unwrap();
+            process(&host.path().join("proc"), pid, "dcgm", renamed.to_str().unwrap());
+        }
+        assert_eq!(opened(host.path(), &NODES), [10]);
     }
 
     #[test]
@@ -145,5 +183,16 @@ mod tests {
             process(host.path(), pid, name, "/dev/nvidia0");
             assert_eq!(describe(host.path(), pid), None);
         }
+        assert_eq!(describe(host.path(), 4).as_deref(), Some("a process (process 4)"));
+    }
+
+    #[test]
+    fn a_process_is_named_with_its_pod() {
+        let proc = tempfile::tempdir().unwrap();
+        process(proc.path(), 10, "train", NODES[0]);
+        let uid = "1b4d2f6a-0c8e-4f3b-9a77-5d1e2c3b4a59";
+        fs::write(proc.path().join("10/cgroup"), format!("0::/kubepods/pod{uid}/8c1f\n")).unwrap();
+        let named = format!("train (process 10 of the pod with UID {uid})");
+        assert_eq!(describe(proc.path(), 10), Some(named));
     }
 }

@@ -4,7 +4,7 @@ use crate::store::atomic_file;
 use gpunode_gpu::MigRecord;
 use serde::{Deserialize, Serialize};
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     io,
     path::{Path, PathBuf},
     sync::Arc,
@@ -18,17 +18,20 @@ const FORMAT: u32 = 1;
 /// Records by the UUID of the GPU.
 pub type MigRecords = BTreeMap<String, MigRecord>;
 
-#[derive(Deserialize, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 struct RecordsOnDisk {
     format: u32,
     gpus: MigRecords,
+    /// UUIDs of the GPUs whose persistence mode is off only until their change is over.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    persistent: BTreeSet<String>,
 }
 
 /// The records, in memory and on disk.
 #[derive(Debug)]
 pub struct RecordFile {
     path: PathBuf,
-    records: MigRecords,
+    on_disk: RecordsOnDisk,
     /// Told of each save, also in the middle of a job: what is under way is held from the first call on.
     published: watch::Sender<Option<Arc<MigRecords>>>,
 }
@@ -38,36 +41,55 @@ impl RecordFile {
     /// with the GPU alone.
     pub fn load(state_dir: &Path, published: watch::Sender<Option<Arc<MigRecords>>>) -> Self {
         let path = state_dir.join(FILE);
-        let records = atomic_file::load::<RecordsOnDisk>(&path, FORMAT).map(|on_disk| on_disk.gpus);
-        let records = records.unwrap_or_default();
-        published.send_replace(Some(Arc::new(records.clone())));
+        let on_disk = atomic_file::load::<RecordsOnDisk>(&path, FORMAT).unwrap_or_else(|| RecordsOnDisk {
+            format: FORMAT,
+            gpus: MigRecords::default(),
+            persistent: BTreeSet::default(),
+        });
+        published.send_replace(Some(Arc::new(on_disk.gpus.clone())));
         Self {
             path,
-            records,
+            on_disk,
             published,
         }
     }
 
     /// Returns the records.
     pub fn records(&self) -> &MigRecords {
-        &self.records
+        &self.on_disk.gpus
     }
 
     /// Changes the record of a GPU, and saves it unless it stays the same; blocks. After an error the record is as before.
     pub fn update(&mut self, gpu: &str, change: impl FnOnce(&mut MigRecord)) -> io::Result<()> {
-        let mut records = self.records.clone();
-        change(records.entry(gpu.to_owned()).or_default());
-        if records == self.records {
+        let mut new = self.on_disk.clone();
+        change(new.gpus.entry(gpu.to_owned()).or_default());
+        self.save(new)
+    }
+
+    /// Returns true if the persistence mode of a GPU has to be switched on again.
+    pub fn is_persistent(&self, gpu: &str) -> bool {
+        self.on_disk.persistent.contains(gpu)
+    }
+
+    /// Saves if the persistence mode of a GPU has to be switched on again; blocks.
+    pub fn set_persistent(&mut self, gpu: &str, is_persistent: bool) -> io::Result<()> {
+        let mut new = self.on_disk.clone();
+        if is_persistent {
+            new.persistent.insert(gpu.to_owned());
+        } else {
+            new.persistent.remove(gpu);
+        }
+        self.save(new)
+    }
+
+    fn save(&mut self, new: RecordsOnDisk) -> io::Result<()> {
+        if new == self.on_disk {
             return Ok(());
         }
-        let on_disk = RecordsOnDisk {
-            format: FORMAT,
-            gpus: records,
-        };
-        let text = serde_json::to_vec(&on_disk).map_err(io::Error::other)?;
+        let text = serde_json::to_vec(&new).map_err(io::Error::other)?;
         atomic_file::replace(&self.path, &text)?;
-        self.records = on_disk.gpus;
-        self.published.send_replace(Some(Arc::new(self.records.clone())));
+        self.on_disk = new;
+        self.published.send_replace(Some(Arc::new(self.on_disk.gpus.clone())));
         Ok(())
     }
 }
@@ -91,7 +113,9 @@ mod tests {
             .unwrap();
         let published = file.published.borrow().clone().unwrap();
         assert_eq!(published["GPU-0"].applied, applied);
+        file.set_persistent("GPU-0", true).unwrap();
         assert_eq!(load().records()["GPU-0"].applied, applied);
+        assert!(load().is_persistent("GPU-0"));
         fs::write(folder.path().join(FILE), "{").unwrap();
         assert!(load().records().is_empty());
         assert!(folder.path().join("mig.json.corrupt").exists());

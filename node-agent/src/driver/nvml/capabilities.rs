@@ -33,9 +33,23 @@ impl Capabilities {
         ]
         .iter()
         .filter_map(|capability| self.0.get(capability))
-        .map(|minor| format!("/dev/nvidia-caps/nvidia-cap{minor}"))
+        .map(|minor| node(*minor))
         .collect()
     }
+
+    /// Returns the device nodes of a GPU instance and of all compute instances that it can have.
+    pub fn instance_nodes(&self, gpu_minor: u32, gpu_instance: u32) -> Vec<String> {
+        let instance = format!("gpu{gpu_minor}/gi{gpu_instance}/");
+        let of_instance = self
+            .0
+            .iter()
+            .filter(|(capability, _)| capability.starts_with(&instance));
+        of_instance.map(|(_, minor)| node(*minor)).collect()
+    }
+}
+
+fn node(minor: u32) -> String {
+    format!("/dev/nvidia-caps/nvidia-cap{minor}")
 }
 
 #[cfg(test)]
@@ -49,6 +63,8 @@ mod tests {
         let nodes = ["/dev/nvidia-caps/nvidia-cap201", "/dev/nvidia-caps/nvidia-cap202"];
         assert_eq!(capabilities.device_nodes(1, 7, 0), nodes);
         assert_eq!(capabilities.device_nodes(0, 7, 0), Vec::<String>::new());
+        assert_eq!(capabilities.instance_nodes(1, 7), nodes);
+        assert_eq!(capabilities.instance_nodes(1, 70), Vec::<String>::new());
     }
 
     #[test]

@@ -4,16 +4,23 @@ use super::{
     error::{DriverError, FailedCall, failed_in},
     lookup::{GpuAddress, find_gpu},
     mig_state::{self, compute_profiles},
+    processes::every_process,
     raw::mig_instances::{self, GpuInstanceHandle},
     session::open,
 };
 use gpunode_gpu::{GpuLayout, GpuMigState, MigStep, next_step};
 use nvml_wrapper::{Device, error::NvmlError};
-use nvml_wrapper_sys::bindings::nvmlReturn_enum_NVML_ERROR_INSUFFICIENT_RESOURCES as INSUFFICIENT_RESOURCES;
-use std::{ops::ControlFlow, path::Path};
+use nvml_wrapper_sys::bindings::{
+    nvmlReturn_enum_NVML_ERROR_INSUFFICIENT_RESOURCES as INSUFFICIENT_RESOURCES,
+    nvmlReturn_enum_NVML_ERROR_INVALID_STATE as INVALID_STATE,
+};
+use std::{borrow::Cow, collections::BTreeSet, ops::ControlFlow, path::Path};
 
 /// Most calls for one GPU. The largest change destroys and creates seven instances of two parts each.
 const MAX_STEPS: usize = 256;
+
+const SET_MODE: &str = "nvmlDeviceSetMigMode";
+const SET_PERSISTENCE: &str = "nvmlDeviceSetPersistenceMode";
 
 /// End of a change.
 #[derive(Debug)]
@@ -41,9 +48,9 @@ pub enum MigChangeError {
     #[error(transparent)]
     Driver(#[from] DriverError),
     /// A call failed.
-    #[error("{action} on {gpu}: {call}: {source}{}", advice(source))]
+    #[error("{action} on {gpu}: {call} answers {}{}", answer_name(source), advice(source))]
     Call {
-        /// What was tried.
+        /// The step, or the reading.
         action: String,
         /// UUID of the GPU.
         gpu: String,
@@ -66,18 +73,37 @@ pub enum MigChangeError {
     },
 }
 
-/// Returns what to do about an answer.
+/// Returns the name of an answer in `nvml.h`, or what nvml-wrapper says of it.
+pub fn answer_name(answer: &NvmlError) -> Cow<'static, str> {
+    Cow::Borrowed(match answer {
+        NvmlError::InUse => "IN_USE",
+        NvmlError::UnexpectedVariant(INSUFFICIENT_RESOURCES) => "INSUFFICIENT_RESOURCES",
+        NvmlError::UnexpectedVariant(INVALID_STATE) => "INVALID_STATE",
+        NvmlError::NoPermission => "NO_PERMISSION",
+        NvmlError::NotSupported => "NOT_SUPPORTED",
+        NvmlError::NotFound => "NOT_FOUND",
+        NvmlError::InvalidArg => "INVALID_ARGUMENT",
+        NvmlError::ResetRequired => "RESET_REQUIRED",
+        NvmlError::GpuLost => "GPU_IS_LOST",
+        NvmlError::Timeout => "TIMEOUT",
+        NvmlError::Unknown => "UNKNOWN",
+        other => return Cow::Owned(format!("\"{other}\"")),
+    })
+}
+
+/// Returns what to do about an answer. Who uses the GPU after `IN_USE` is for the caller to find.
 fn advice(answer: &NvmlError) -> &'static str {
     match answer {
-        NvmlError::InUse => {
-            "; a process or an open handle uses it: `nvidia-smi` lists processes, monitors such as DCGM keep handles"
-        }
         NvmlError::UnexpectedVariant(INSUFFICIENT_RESOURCES) => {
-            " (INSUFFICIENT_RESOURCES): its slices are taken; another program created an instance there"
+            "; another program has an instance there: `nvidia-smi mig -lgi` lists them"
         }
         NvmlError::NoPermission => "; the agent's container must be privileged",
+        NvmlError::NotSupported | NvmlError::NotFound | NvmlError::InvalidArg => {
+            "; another program has changed MIG on this GPU meanwhile, or this driver cannot do it"
+        }
         NvmlError::GpuLost => "; the GPU has fallen off the bus: reboot the node",
-        _ => "",
+        NvmlError::InUse => "",
+        _ => "; see the kernel log of the node (`dmesg`), and reboot it if this stays",
     }
 }
 
@@ -87,6 +113,64 @@ pub fn read_mig_state(path: &Path, gpu: &GpuAddress) -> Result<Option<GpuMigStat
     let failed = failed_call(gpu, || "read MIG".to_owned());
     let device = find_gpu(&nvml, gpu).map_err(&failed)?;
     mig_state::read(&device).map_err(&failed)
+}
+
+/// Returns the processes on a GPU, or on some of its GPU instances, through the library at `path`. A list that does not answer is an
+/// error: it must not look like an empty one. Blocks.
+pub fn pids_on(
+    path: &Path,
+    gpu: &GpuAddress,
+    instances: Option<&BTreeSet<u32>>,
+) -> Result<BTreeSet<u32>, MigChangeError> {
+    let nvml = open(path)?;
+    let failed = failed_call(gpu, || "list the processes".to_owned());
+    let device = find_gpu(&nvml, gpu).map_err(&failed)?;
+    let is_meant = |id: u32| instances.is_none_or(|instances| instances.contains(&id));
+    let all = every_process(&device).map_err(&failed)?;
+    let on_gpu = all
+        .into_iter()
+        .filter(|process| process.gpu_instance_id.map_or(instances.is_none(), is_meant));
+    let mut pids: BTreeSet<u32> = on_gpu.map(|process| process.pid).collect();
+    // With MIG on, the lists of the GPU itself depend on the rights of the caller (nvml.h,
+    // `nvmlDeviceGetComputeRunningProcesses_v3`).
+    for mig in mig_state::mig_devices(&device).map_err(&failed)? {
+        if is_meant(mig.gpu_instance) {
+            pids.extend(
+                every_process(&mig.device)
+                    .map_err(&failed)?
+                    .iter()
+                    .map(|process| process.pid),
+            );
+        }
+    }
+    Ok(pids)
+}
+
+/// Switches persistence mode on, unless it is. Blocks.
+pub fn restore_persistence(path: &Path, gpu: &GpuAddress) -> Result<(), MigChangeError> {
+    let nvml = open(path)?;
+    let failed = failed_call(gpu, || "switch persistence mode on".to_owned());
+    let mut device = find_gpu(&nvml, gpu).map_err(&failed)?;
+    if is_persistent(&device) {
+        return Ok(());
+    }
+    device
+        .set_persistent(true)
+        .map_err(failed_in(SET_PERSISTENCE))
+        .map_err(&failed)
+}
+
+/// Returns true if a GPU is in persistence mode. Blocks.
+pub fn has_persistence(path: &Path, gpu: &GpuAddress) -> Result<bool, MigChangeError> {
+    let nvml = open(path)?;
+    let failed = failed_call(gpu, || "read the persistence mode".to_owned());
+    find_gpu(&nvml, gpu)
+        .map_err(&failed)
+        .map(|device| is_persistent(&device))
+}
+
+fn is_persistent(device: &Device<'_>) -> bool {
+    device.is_in_persistent_mode().unwrap_or(false)
 }
 
 /// Brings a GPU to a layout through the library at `path`. `begin` receives each step before its call, and stops the change
@@ -103,9 +187,9 @@ pub fn change_layout(
         let nvml = open(path)?;
         let read = failed_call(gpu, || "read MIG".to_owned());
         let mut device = find_gpu(&nvml, gpu).map_err(&read)?;
+        let state = mig_state::read(&device).map_err(&read)?;
+        let mut state = state.ok_or_else(|| MigChangeError::NoMig { gpu: gpu.uuid.clone() })?;
         loop {
-            let state = mig_state::read(&device).map_err(&read)?;
-            let state = state.ok_or_else(|| MigChangeError::NoMig { gpu: gpu.uuid.clone() })?;
             let Some(step) = next_step(wanted, &state) else {
                 return Ok(ChangeEnd::Done);
             };
@@ -125,6 +209,7 @@ pub fn change_layout(
                 }
             }
             call(&device, &step).map_err(&failed)?;
+            state = mig_state::read_again(&device, state).map_err(&read)?;
         }
     }
 }
@@ -177,30 +262,27 @@ fn create_compute(device: &Device<'_>, gpu_instance: u32) -> Result<(), FailedCa
         .map_err(failed_in("nvmlGpuInstanceCreateComputeInstance"))
 }
 
-/// Sets the mode. Returns the status if it is not in force. Where the change resets the GPU, persistence mode is off meanwhile: it
-/// keeps the driver on the GPU. A mode that something in use holds back is set back: it would come into force by a reset that
-/// has another purpose.
+/// Sets the mode. Returns the status if it is not in force: `IN_USE` or `RESET_REQUIRED`; any other is an error. Where the change resets
+/// the GPU, persistence mode is off meanwhile: it keeps the driver on the GPU. A mode that stays pending for another reason than that
+/// only a boot can reset the GPU is set back: it would come into force by a reset that has another purpose.
 fn set_mode(device: &mut Device<'_>, enabled: bool, needs_reset: bool) -> Result<Option<NvmlError>, FailedCall> {
-    let set_persistence = failed_in("nvmlDeviceSetPersistenceMode");
-    let is_persistent = needs_reset && device.is_in_persistent_mode().unwrap_or(false);
+    let is_persistent = needs_reset && is_persistent(device);
     if is_persistent {
-        device.set_persistent(false).map_err(&set_persistence)?;
+        device.set_persistent(false).map_err(failed_in(SET_PERSISTENCE))?;
     }
-    let set = || mig_instances::set_mig_mode(device, enabled).map_err(failed_in("nvmlDeviceSetMigMode"));
-    let status = set();
-    let is_held = matches!(status, Ok(Some(NvmlError::InUse)));
-    let back = if is_held {
-        mig_instances::set_mig_mode(device, !enabled).map_err(failed_in("nvmlDeviceSetMigMode"))
-    } else {
-        Ok(None)
+    let set = |enabled| mig_instances::set_mig_mode(device, enabled).map_err(failed_in(SET_MODE));
+    let status = set(enabled);
+    let back = match &status {
+        Ok(None | Some(NvmlError::ResetRequired)) | Err(_) => Ok(None),
+        Ok(Some(_)) => set(!enabled),
     };
     if is_persistent {
-        // The answer to the mode counts more.
-        device
-            .set_persistent(true)
-            .map_err(&set_persistence)
-            .or_else(|error| if matches!(status, Ok(None)) { Err(error) } else { Ok(()) })?;
+        // If this handle is of no use after the reset, the caller does it in a session of its own.
+        _ = device.set_persistent(true);
     }
-    back?;
-    status
+    match status? {
+        Some(status @ (NvmlError::InUse | NvmlError::ResetRequired)) => back.map(|_| Some(status)),
+        Some(status) => Err((SET_MODE, status)),
+        None => Ok(None),
+    }
 }

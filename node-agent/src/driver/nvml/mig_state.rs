@@ -1,7 +1,7 @@
 //! Reads modes, profiles and instances of a GPU with MIG, for layouts.
 
 use super::{
-    error::{FailedCall, failed_in},
+    error::{FailedCall, failed_in, is_missing},
     lookup::mig_device_at,
     profile,
     raw::{
@@ -11,12 +11,13 @@ use super::{
 };
 use gpunode_gpu::{ComputeInstance, GpuInstance, GpuMigState, GpuVirtualization, MigSlices};
 use gpunode_mig::{GpuInstanceProfile, MigGeometry};
-use nvml_wrapper::{Device, error::NvmlError};
+use nvml_wrapper::{Device, error::NvmlError, structs::device::MigMode};
 use nvml_wrapper_sys::bindings::NVML_DEVICE_MIG_ENABLE;
 use std::collections::BTreeMap;
 
 /// Limit on the kinds of GPU instances and of compute instances, above that of any driver (18 and 8 in NVML 13).
 const MAX_KINDS: u32 = 32;
+const GET_MODE: &str = "nvmlDeviceGetMigMode";
 /// First compute capability that changes its mode without a reset: Hopper.
 const HOPPER: u32 = 9;
 
@@ -25,7 +26,8 @@ pub fn read(device: &Device<'_>) -> Result<Option<GpuMigState>, FailedCall> {
     let mode = match device.mig_mode() {
         Ok(mode) => mode,
         Err(NvmlError::NotSupported) => return Ok(None),
-        Err(error) => return Err(("nvmlDeviceGetMigMode", error)),
+        Err(error) if is_missing(&error) => return Ok(None),
+        Err(error) => return Err((GET_MODE, error)),
     };
     let capability = device
         .cuda_compute_capability()
@@ -35,21 +37,36 @@ pub fn read(device: &Device<'_>) -> Result<Option<GpuMigState>, FailedCall> {
         Err(NvmlError::NotSupported) => GpuVirtualization::None,
         answer => answer.map_err(failed_in("nvmlDeviceGetVirtualizationMode"))?,
     };
-    let geometry = geometry(device, memory)?;
-    let enabled = mode.current == NVML_DEVICE_MIG_ENABLE;
-    let instances = if enabled {
-        instances(device, &geometry)?
-    } else {
-        Vec::new()
-    };
-    Ok(Some(GpuMigState {
-        enabled,
-        pending: mode.pending == NVML_DEVICE_MIG_ENABLE,
+    let state = GpuMigState {
+        enabled: false,
+        pending: false,
         mode_needs_reset: u32::try_from(capability.major).is_ok_and(|major| major < HOPPER),
         virtualization,
-        geometry,
-        instances,
-    }))
+        geometry: geometry(device, memory)?,
+        instances: Vec::new(),
+    };
+    with_instances(device, &mode, state).map(Some)
+}
+
+/// Reads modes and instances again. Profiles and places stay the same while the mode does (nvml.h,
+/// `nvmlDeviceGetGpuInstanceProfileInfo`), and take most of the calls.
+pub fn read_again(device: &Device<'_>, last: GpuMigState) -> Result<GpuMigState, FailedCall> {
+    let mode = device.mig_mode().map_err(failed_in(GET_MODE))?;
+    with_instances(device, &mode, last)
+}
+
+fn with_instances(device: &Device<'_>, mode: &MigMode, state: GpuMigState) -> Result<GpuMigState, FailedCall> {
+    let enabled = mode.current == NVML_DEVICE_MIG_ENABLE;
+    Ok(GpuMigState {
+        enabled,
+        pending: mode.pending == NVML_DEVICE_MIG_ENABLE,
+        instances: if enabled {
+            instances(device, &state.geometry)?
+        } else {
+            Vec::new()
+        },
+        ..state
+    })
 }
 
 /// Returns slices and profiles. Goes on past kinds that the driver refuses, as NVIDIA's go-nvlib does: there may be gaps.
@@ -94,9 +111,11 @@ fn instances(device: &Device<'_>, geometry: &MigGeometry) -> Result<Vec<GpuInsta
             Err(NvmlError::NotSupported) => continue,
             answer => answer.map_err(failed_in("nvmlDeviceGetGpuInstances"))?,
         };
+        // Instances of one profile have the same kinds of compute instances.
+        let kinds = handles.first().map(compute_profiles).transpose()?.unwrap_or_default();
         for handle in handles {
             let (id, placed) = handle.describe().map_err(failed_in("nvmlGpuInstanceGetInfo"))?;
-            let compute = compute_instances(&handle, id, profile.slices, &uuids)?;
+            let compute = compute_instances(&handle, id, &kinds, profile.slices, &uuids)?;
             found.push(GpuInstance { id, placed, compute });
         }
     }
@@ -107,11 +126,12 @@ fn instances(device: &Device<'_>, geometry: &MigGeometry) -> Result<Vec<GpuInsta
 fn compute_instances(
     handle: &GpuInstanceHandle<'_>,
     gpu_instance: u32,
+    kinds: &[ComputeProfile],
     slices: u32,
     uuids: &BTreeMap<(u32, u32), String>,
 ) -> Result<Vec<ComputeInstance>, FailedCall> {
     let mut found = Vec::new();
-    for profile in compute_profiles(handle)? {
+    for profile in kinds {
         let handles = handle
             .compute_instances(profile.id)
             .map_err(failed_in("nvmlGpuInstanceGetComputeInstances"))?;
@@ -141,19 +161,39 @@ pub fn compute_profiles(handle: &GpuInstanceHandle<'_>) -> Result<Vec<ComputePro
     Ok(profiles)
 }
 
-/// Returns the UUIDs of the MIG devices by the ids of GPU instance and compute instance.
-fn uuids(device: &Device<'_>) -> Result<BTreeMap<(u32, u32), String>, FailedCall> {
+/// A MIG device of this session.
+pub struct MigDeviceHandle<'nvml> {
+    /// Id of its GPU instance.
+    pub gpu_instance: u32,
+    /// Id of its compute instance within that.
+    pub compute_instance: u32,
+    /// Its own handle.
+    pub device: Device<'nvml>,
+}
+
+/// Returns the MIG devices of a GPU.
+pub fn mig_devices<'nvml>(device: &Device<'nvml>) -> Result<Vec<MigDeviceHandle<'nvml>>, FailedCall> {
     let count = device
         .mig_device_count()
         .map_err(failed_in("nvmlDeviceGetMaxMigDeviceCount"))?;
-    let mut uuids = BTreeMap::new();
+    let mut found = Vec::new();
     for index in 0..count {
         let device = mig_device_at(device, index).map_err(failed_in("nvmlDeviceGetMigDeviceHandleByIndex"))?;
         let Some(device) = device else { continue };
-        let gpu_instance = raw::gpu_instance_id(&device).map_err(failed_in("nvmlDeviceGetGpuInstanceId"))?;
-        let compute = raw::compute_instance_id(&device).map_err(failed_in("nvmlDeviceGetComputeInstanceId"))?;
-        let uuid = device.uuid().map_err(failed_in("nvmlDeviceGetUUID"))?;
-        uuids.insert((gpu_instance, compute), uuid);
+        found.push(MigDeviceHandle {
+            gpu_instance: raw::gpu_instance_id(&device).map_err(failed_in("nvmlDeviceGetGpuInstanceId"))?,
+            compute_instance: raw::compute_instance_id(&device).map_err(failed_in("nvmlDeviceGetComputeInstanceId"))?,
+            device,
+        });
     }
-    Ok(uuids)
+    Ok(found)
+}
+
+/// Returns the UUIDs of the MIG devices by the ids of GPU instance and compute instance.
+fn uuids(device: &Device<'_>) -> Result<BTreeMap<(u32, u32), String>, FailedCall> {
+    let uuid = |mig: MigDeviceHandle<'_>| {
+        let uuid = mig.device.uuid().map_err(failed_in("nvmlDeviceGetUUID"))?;
+        Ok(((mig.gpu_instance, mig.compute_instance), uuid))
+    };
+    mig_devices(device)?.into_iter().map(uuid).collect()
 }

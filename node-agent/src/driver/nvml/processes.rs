@@ -1,7 +1,7 @@
 //! Lists the processes on the GPUs.
 
 use super::{
-    error::{DriverError, is_missing},
+    error::{DriverError, FailedCall, is_missing},
     lookup::{GpuAddress, find_gpu},
     session::open,
 };
@@ -44,14 +44,40 @@ pub fn processes(
 }
 
 fn listed(device: &Device<'_>) -> impl Iterator<Item = ProcessInfo> {
+    lists(device).into_iter().filter_map(|(_, list)| list.ok()).flatten()
+}
+
+/// Returns the processes on a GPU or MIG device. A list that the driver or the board lacks is empty, and any other error ends the search.
+pub fn every_process(device: &Device<'_>) -> Result<Vec<ProcessInfo>, FailedCall> {
+    let mut found = Vec::new();
+    for (call, list) in lists(device) {
+        match list {
+            Ok(list) => found.extend(list),
+            Err(error) if is_missing(&error) || matches!(error, NvmlError::NotSupported) => {}
+            Err(error) => return Err((call, error)),
+        }
+    }
+    Ok(found)
+}
+
+/// Returns the answer of each list, with the C name of the call.
+fn lists(device: &Device<'_>) -> [(&'static str, Result<Vec<ProcessInfo>, NvmlError>); 3] {
     let compute = device.running_compute_processes();
     let graphics = device.running_graphics_processes();
-    let lists = [
-        or_earlier(compute, || device.running_compute_processes_v2()),
-        or_earlier(graphics, || device.running_graphics_processes_v2()),
-        device.mps_running_compute_processes(),
-    ];
-    lists.into_iter().flatten().flatten()
+    [
+        (
+            "nvmlDeviceGetComputeRunningProcesses_v3",
+            or_earlier(compute, || device.running_compute_processes_v2()),
+        ),
+        (
+            "nvmlDeviceGetGraphicsRunningProcesses_v3",
+            or_earlier(graphics, || device.running_graphics_processes_v2()),
+        ),
+        (
+            "nvmlDeviceGetMPSComputeRunningProcesses_v3",
+            device.mps_running_compute_processes(),
+        ),
+    ]
 }
 
 /// Returns the list of an earlier version of the call where the driver is older than the call.

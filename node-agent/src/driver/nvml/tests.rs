@@ -19,6 +19,8 @@ use std::{
 };
 use tempfile::TempDir;
 
+mod mig_layouts;
+
 /// A folder with the library and its scenario.
 pub struct FakeDriver(TempDir);
 
@@ -59,6 +61,33 @@ impl FakeDriver {
         let new = self.0.path().join("gpunode-state.new");
         fs::write(&new, state).unwrap();
         fs::rename(new, self.0.path().join("gpunode-state.yaml")).unwrap();
+    }
+
+    /// Returns the GPUs with their MIG instances.
+    pub fn gpus_with_mig(&self) -> Vec<Gpu> {
+        let mut gpus = self.read(Path::new("/nowhere")).inventory.gpus;
+        for gpu in &mut gpus {
+            gpu.mig_state = read_mig_state(&self.library(), &GpuAddress::of(gpu)).unwrap();
+        }
+        gpus
+    }
+
+    /// Divides each GPU by the calls that this takes, and by no others. Returns the time that they take.
+    pub fn divide(&self, instances: &[gpunode_mig::PlacedInstance]) -> Duration {
+        let gpus = self.read(Path::new("/nowhere")).inventory.gpus;
+        let nvml = session::open(&self.library()).unwrap();
+        let start = Instant::now();
+        for gpu in &gpus {
+            let device = lookup::find_gpu(&nvml, &GpuAddress::of(gpu)).unwrap();
+            assert!(raw::mig_instances::set_mig_mode(&device, true).unwrap().is_none());
+            for placed in instances {
+                raw::mig_instances::create_gpu_instance(&device, placed).unwrap();
+                let created = raw::mig_instances::gpu_instances(&device, placed.profile).unwrap();
+                // The kind of compute instance with one slice.
+                created.last().unwrap().create_compute_instance(0).unwrap();
+            }
+        }
+        start.elapsed()
     }
 
     fn library(&self) -> PathBuf {

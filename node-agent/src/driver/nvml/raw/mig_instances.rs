@@ -41,8 +41,6 @@ pub struct ComputeProfile {
     pub slices: u32,
     /// Streaming multiprocessors.
     pub multiprocessors: u32,
-    /// Number of such instances that fit.
-    pub most: u32,
 }
 
 /// Returns the virtual machines that a GPU belongs to, or has.
@@ -82,10 +80,13 @@ pub fn possible_placements(device: &Device<'_>, profile: u32) -> Result<Vec<Slic
     // SAFETY: the symbol is there; the handle belongs to this session, which `device` borrows; without an array NVML writes
     // the number of places alone.
     nvml_try(unsafe { call(device.handle(), profile, ptr::null_mut(), &raw mut count) })?;
-    let room = usize::try_from(count).unwrap_or_default().min(MOST_INSTANCES);
+    let room = usize::try_from(count).unwrap_or(usize::MAX);
+    if room > MOST_INSTANCES {
+        return Err(NvmlError::InsufficientSize(Some(room)));
+    }
     let mut places = vec![nvmlGpuInstancePlacement_t { start: 0, size: 0 }; room];
-    count = u32::try_from(room).unwrap_or_default();
-    // SAFETY: as above; NVML writes at most as many structures as `count` says, for which there is room.
+    // SAFETY: as above; NVML writes all places whatever `count` says (nvml.h), and there is room for as many as it has just
+    // told: their number stays the same.
     nvml_try(unsafe { call(device.handle(), profile, places.as_mut_ptr(), &raw mut count) })?;
     places.truncate(usize::try_from(count).unwrap_or_default());
     let place = |place: nvmlGpuInstancePlacement_t| SlicePlacement {
@@ -181,7 +182,6 @@ impl<'a> GpuInstanceHandle<'a> {
             id: info.id,
             slices: info.sliceCount,
             multiprocessors: info.multiprocessorCount,
-            most: info.instanceCount,
         })
     }
 
