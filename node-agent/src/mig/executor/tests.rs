@@ -109,6 +109,7 @@ impl TestExecutor {
     ) -> watch::Receiver<Option<Arc<Hardware>>> {
         let (sender, hardware) = watch::channel(None);
         let hardware_watch = HardwareWatch {
+            layouts: self.executor.layouts.clone(),
             roots: node.roots.clone(),
             hardware: sender,
             probe_now: self.executor.probe_hardware.clone(),
