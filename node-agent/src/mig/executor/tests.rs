@@ -356,7 +356,7 @@ async fn an_executor_that_ends_between_two_calls_leaves_the_rest_to_the_next() {
     let task = test.start();
     let work = node.work(0, WorkKind::Apply, &layout(&[FOUR, TWO_AT_4]));
     test.work.send_replace(vec![work.clone()]);
-    until(|| node.state_of(0).instances.len() < 3).await;
+    until(|| node.parts().is_some_and(|(instances, _)| instances < 3)).await;
     task.abort();
     _ = task.await;
     // The hand-over waits for this.
