@@ -27,4 +27,4 @@ pub use hold::{DeviceHold, LayoutHolds};
 pub use record::{ChangeRecord, MigFailure, MigRecord};
 pub use step::{MigStep, next_step};
 pub use target::LayoutTarget;
-pub use work::{AttemptResult, MigAttempt, MigWork, WorkKind};
+pub use work::{AttemptResult, MigAttempt, MigWork, MigWorkKind};

@@ -14,7 +14,7 @@ use crate::{
     runtime::blocking_thread::BlockingThread,
 };
 use gpunode_crds::MigReason;
-use gpunode_gpu::{AttemptResult, MigAttempt, MigWork, WorkKind};
+use gpunode_gpu::{AttemptResult, MigAttempt, MigWork, MigWorkKind};
 use std::{
     collections::BTreeMap,
     path::PathBuf,
@@ -134,7 +134,7 @@ impl MigExecutor {
             };
             self.publish(&work, AttemptResult::Running);
             let result = self.carry_out(&work, &file, &stop.0).await;
-            if !matches!(work.kind, WorkKind::Check | WorkKind::Remember) {
+            if !matches!(work.kind, MigWorkKind::Check | MigWorkKind::Remember) {
                 self.probe_hardware.notify_one();
             }
             self.publish(&work, result);
@@ -167,7 +167,7 @@ impl MigExecutor {
             run: hardware.run.clone(),
             stop: stop.clone(),
         };
-        if work.kind == WorkKind::Remember {
+        if work.kind == MigWorkKind::Remember {
             return self.on_thread(file, move |file| job.remember(file)).await;
         }
         let Some(call) = self.roots.calls.begin() else {
@@ -175,7 +175,7 @@ impl MigExecutor {
         };
         let checking = job.clone();
         let checked = self.on_thread(file, move |_| checking.check(&call)).await;
-        if work.kind == WorkKind::Check || checked != AttemptResult::Clear {
+        if work.kind == MigWorkKind::Check || checked != AttemptResult::Clear {
             return checked;
         }
         // A release that closes the gate after this waits for the call.

@@ -14,7 +14,7 @@ use crate::driver::{
 };
 use gpunode_crds::MigReason;
 use gpunode_gpu::{
-    AttemptResult, ChangeRecord, Gpu, GpuInstance, GpuLayout, GpuMigState, MigFailure, MigWork, RunId, WorkKind,
+    AttemptResult, ChangeRecord, Gpu, GpuInstance, GpuLayout, GpuMigState, MigFailure, MigWork, MigWorkKind, RunId,
 };
 use jiff::Timestamp;
 use nvml_wrapper::error::NvmlError;
@@ -68,7 +68,10 @@ impl MigJob {
     pub fn resets_the_gpu(&self) -> bool {
         let changes_mode = |state: &GpuMigState| state.mode_needs_reset && state.enabled != self.work.layout.enabled;
         self.gpu.mig_state.as_ref().is_some_and(changes_mode)
-            && matches!(self.work.kind, WorkKind::Apply | WorkKind::Restore | WorkKind::RollBack)
+            && matches!(
+                self.work.kind,
+                MigWorkKind::Apply | MigWorkKind::Restore | MigWorkKind::RollBack
+            )
     }
 
     /// Saves that the GPU has the layout. Blocks.
@@ -148,7 +151,7 @@ impl MigJob {
                 hash: self.work.hash.clone(),
                 before: begun.map_or_else(|| state.layout(), |begun| begun.before),
                 wanted: layout.clone(),
-                rolls_back: self.work.kind == WorkKind::RollBack,
+                rolls_back: self.work.kind == MigWorkKind::RollBack,
             });
         })?;
         info!(gpu = self.gpu.uuid, kind = ?self.work.kind, "changing MIG");
@@ -244,7 +247,7 @@ impl MigJob {
             (record.applied, record.run) = (Some(self.work.layout.clone()), self.run.clone());
             record.change = None;
             match &mut record.failure {
-                Some(failure) if self.work.kind == WorkKind::RollBack => failure.rolled_back = true,
+                Some(failure) if self.work.kind == MigWorkKind::RollBack => failure.rolled_back = true,
                 failure => *failure = None,
             }
         })

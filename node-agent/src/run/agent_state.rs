@@ -38,7 +38,7 @@ use crate::{
 };
 use anyhow::{Context as _, Result, bail};
 use gpunode_crds::{MigPhase, MigStatus, Reason, RuntimeStatus};
-use gpunode_gpu::{AttemptResult, DesiredDevices, InjectionWays, Inventory, MigWork, WorkKind, unread_cdi_file};
+use gpunode_gpu::{AttemptResult, DesiredDevices, InjectionWays, Inventory, MigWork, MigWorkKind, unread_cdi_file};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use std::{
@@ -555,8 +555,8 @@ impl LayoutOutputs {
     }
 }
 
-fn count_attempt(kind: WorkKind, result: &AttemptResult, metrics: &AgentMetrics) {
-    if matches!(kind, WorkKind::Check | WorkKind::Remember) {
+fn count_attempt(kind: MigWorkKind, result: &AttemptResult, metrics: &AgentMetrics) {
+    if matches!(kind, MigWorkKind::Check | MigWorkKind::Remember) {
         return;
     }
     metrics.mig_attempt(match result {

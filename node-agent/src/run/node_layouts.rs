@@ -10,7 +10,7 @@ use gpunode_config::AgentConfig;
 use gpunode_crds::{MigPhase, MigStatus};
 use gpunode_gpu::{
     AttemptHistory, AttemptResult, DeviceUse, Fault, Gpu, Inventory, LayoutHolds, LayoutTarget, MigDecision, MigInputs,
-    MigWork, UsedDevices, WorkKind, decide,
+    MigWork, MigWorkKind, UsedDevices, decide,
 };
 use jiff::Timestamp;
 use std::collections::BTreeMap;
@@ -85,7 +85,7 @@ impl NodeLayouts {
     }
 
     /// Takes the last attempts of the executor, of which at least one is new. Returns those that are over.
-    pub fn observe(&mut self, attempts: &MigAttempts, now: Timestamp) -> Vec<(WorkKind, AttemptResult)> {
+    pub fn observe(&mut self, attempts: &MigAttempts, now: Timestamp) -> Vec<(MigWorkKind, AttemptResult)> {
         // The same work had the same result again, and it began and ended between two looks.
         let again = *attempts == self.attempts;
         let ended = attempts.iter().filter(|(gpu, attempt)| {
@@ -210,7 +210,7 @@ impl NodeLayouts {
                 || decision
                     .work
                     .as_ref()
-                    .is_some_and(|work| work.kind != WorkKind::Remember)
+                    .is_some_and(|work| work.kind != MigWorkKind::Remember)
         };
         records.is_some_and(|records| records.values().all(|record| record.change.is_none()))
             && !self.decisions.values().any(is_open)

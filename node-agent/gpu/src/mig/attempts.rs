@@ -101,7 +101,7 @@ fn later(at: Timestamp, (first, longest): (SignedDuration, SignedDuration), miss
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::WorkKind;
+    use crate::MigWorkKind;
     use gpunode_crds::MigReason;
 
     fn at(second: i64) -> Timestamp {
@@ -114,7 +114,7 @@ mod tests {
                 gpu: "GPU-0".to_owned(),
                 hash: hash.to_owned(),
                 layout: GpuLayout::default(),
-                kind: WorkKind::Check,
+                kind: MigWorkKind::Check,
             },
             result,
         }
@@ -156,7 +156,7 @@ mod tests {
         observe(&mut history, blocked(), true, 10);
         assert_eq!(pause(&history), at(14));
         observe(&mut history, AttemptResult::Running, false, 20);
-        assert_eq!(history.running().map(|work| work.kind), Some(WorkKind::Check));
+        assert_eq!(history.running().map(|work| work.kind), Some(MigWorkKind::Check));
         observe(&mut history, AttemptResult::Clear, false, 20);
         observe(&mut history, blocked(), false, 20);
         assert_eq!(

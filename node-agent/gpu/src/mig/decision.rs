@@ -4,7 +4,7 @@
 mod tests;
 
 use super::{
-    AttemptResult, ChangeRecord, LayoutTarget, MigFailure, MigRecord, MigWork, WorkKind,
+    AttemptResult, ChangeRecord, LayoutTarget, MigFailure, MigRecord, MigWork, MigWorkKind,
     arrangement::arrange,
     attempts::{AttemptHistory, EndedAttempt, retry_after_failures},
     hold::DeviceHold,
@@ -164,10 +164,10 @@ impl GpuCase<'_> {
         }
         if let Some(done) = self.unread_change(change) {
             let message = "the driver has the layout; reads the GPU again";
-            let hold = self.hold_for(&done.work.layout, done.work.kind == WorkKind::Restore);
+            let hold = self.hold_for(&done.work.layout, done.work.kind == MigWorkKind::Restore);
             let mut decision = self.decision(hold, MigPhase::Applying, None, message.to_owned());
             decision.look_again = done.at.saturating_add(READING).ok();
-            decision.is_restored = done.work.kind == WorkKind::Restore;
+            decision.is_restored = done.work.kind == MigWorkKind::Restore;
             return decision;
         }
         if let Some(change) = change {
@@ -224,7 +224,7 @@ impl GpuCase<'_> {
     fn running(&self, work: &MigWork, change: Option<&ChangeRecord>) -> MigDecision {
         let hold = match change {
             Some(change) => self.hold_of_change(change, &work.layout),
-            None => self.hold_for(&work.layout, work.kind == WorkKind::Restore),
+            None => self.hold_for(&work.layout, work.kind == MigWorkKind::Restore),
         };
         let mut decision = match self.failure(&work.hash) {
             Some(failure) => self.failed(hold, failure),
@@ -232,7 +232,7 @@ impl GpuCase<'_> {
         };
         // Listed until it is over.
         decision.work = Some(work.clone());
-        decision.is_restored = work.kind == WorkKind::Restore;
+        decision.is_restored = work.kind == MigWorkKind::Restore;
         decision
     }
 
@@ -250,11 +250,11 @@ impl GpuCase<'_> {
         let is_of_configuration = change.hash == self.inputs.hash || self.inputs.target.is_none();
         let other = (!is_of_configuration).then(|| self.arranged()).flatten();
         let (kind, hash, layout) = match other {
-            Some(layout) => (WorkKind::Apply, self.inputs.hash, layout),
+            Some(layout) => (MigWorkKind::Apply, self.inputs.hash, layout),
             None if change.rolls_back || self.attempts(&change.hash) >= MAX_ATTEMPTS => {
-                (WorkKind::RollBack, change.hash.as_str(), change.before.clone())
+                (MigWorkKind::RollBack, change.hash.as_str(), change.before.clone())
             }
-            None => (WorkKind::Apply, change.hash.as_str(), change.wanted.clone()),
+            None => (MigWorkKind::Apply, change.hash.as_str(), change.wanted.clone()),
         };
         let hold = self.hold_of_change(change, &layout);
         if let Some(fault) = self.inputs.fault {
@@ -319,9 +319,9 @@ impl GpuCase<'_> {
             return decision;
         }
         let hash = self.inputs.hash;
-        let work = self.work(WorkKind::Restore, hash, layout.clone());
+        let work = self.work(MigWorkKind::Restore, hash, layout.clone());
         let last = self.inputs.attempts.last_at(hash, layout);
-        let last = last.filter(|last| last.work.kind == WorkKind::Restore);
+        let last = last.filter(|last| last.work.kind == MigWorkKind::Restore);
         let mut decision = match last.map(|last| (&last.result, self.inputs.attempts.retry_at(last))) {
             Some((AttemptResult::Failed { message }, at)) => {
                 let message = format!("{message}; the GPU offers nothing until it has its instances again");
@@ -357,7 +357,7 @@ impl GpuCase<'_> {
             record.applied.as_ref() == Some(&layout) && !record.run.lacks(self.inputs.run) && record.failure.is_none()
         };
         if !record.is_some_and(is_recorded) {
-            let work = self.work(WorkKind::Remember, self.inputs.hash, layout);
+            let work = self.work(MigWorkKind::Remember, self.inputs.hash, layout);
             let failed = |last: &&EndedAttempt| last.work == work && last.result != AttemptResult::Clear;
             let last = self.inputs.attempts.last().filter(failed);
             let next = last.map_or(self.inputs.now, |last| self.inputs.attempts.retry_at(last));
@@ -419,12 +419,12 @@ impl GpuCase<'_> {
         if let Some(obstruction) = self.obstruction(&layout) {
             return self.waiting(hold, &layout, &obstruction);
         }
-        let check = || self.work(WorkKind::Check, hash, layout.clone());
+        let check = || self.work(MigWorkKind::Check, hash, layout.clone());
         let last = self.inputs.attempts.last_at(hash, &layout);
         match last.map(|last| (&last.result, self.inputs.attempts.retry_at(last))) {
             Some((AttemptResult::Clear, _)) if self.inputs.approved => {
                 let mut decision = self.decision(hold, MigPhase::Applying, None, self.next_text(&layout));
-                decision.work = Some(self.work(WorkKind::Apply, hash, layout.clone()));
+                decision.work = Some(self.work(MigWorkKind::Apply, hash, layout.clone()));
                 decision
             }
             Some((AttemptResult::Clear, _)) => {
@@ -652,7 +652,7 @@ impl GpuCase<'_> {
         self.failure(hash).map_or(0, |failure| failure.attempts)
     }
 
-    fn work(&self, kind: WorkKind, hash: &str, layout: GpuLayout) -> MigWork {
+    fn work(&self, kind: MigWorkKind, hash: &str, layout: GpuLayout) -> MigWork {
         MigWork {
             gpu: self.inputs.gpu.uuid.clone(),
             hash: hash.to_owned(),
@@ -724,8 +724,8 @@ impl GpuCase<'_> {
     }
 }
 
-fn changes_the_gpu(kind: WorkKind) -> bool {
-    matches!(kind, WorkKind::Apply | WorkKind::Restore | WorkKind::RollBack)
+fn changes_the_gpu(kind: MigWorkKind) -> bool {
+    matches!(kind, MigWorkKind::Apply | MigWorkKind::Restore | MigWorkKind::RollBack)
 }
 
 /// Lists names, at most [`MAX_NAMES`].

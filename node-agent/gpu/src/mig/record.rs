@@ -1,4 +1,4 @@
-//! What is known of a GPU's layout after a restart of the agent or of the node. The agent saves it.
+//! Knowledge of a GPU's layout after a restart of the agent or of the node. The agent saves it.
 
 use crate::{GpuLayout, RunId};
 use jiff::Timestamp;

@@ -12,13 +12,13 @@ pub struct MigWork {
     pub hash: String,
     /// Layout that the GPU gets, or has.
     pub layout: GpuLayout,
-    /// What to do.
-    pub kind: WorkKind,
+    /// Kind of work.
+    pub kind: MigWorkKind,
 }
 
 /// Kinds of work on a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum WorkKind {
+pub enum MigWorkKind {
     /// Looks for daemons, processes and handles on what has to go.
     Check,
     /// Looks once more, and then gives the GPU its layout.
@@ -51,14 +51,14 @@ pub enum AttemptResult {
     Blocked {
         /// The reason.
         reason: MigReason,
-        /// What it is, with names, and what to do.
+        /// Names of what is there, and the remedy.
         message: String,
     },
     /// The GPU has the layout.
     Done,
     /// The mode changes with the next boot.
     RebootRequired {
-        /// Why.
+        /// The driver's status, and the remedy.
         message: String,
     },
     /// The driver answered with an error.

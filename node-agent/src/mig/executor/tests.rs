@@ -158,7 +158,7 @@ async fn work_is_running_until_its_result_which_stays() {
     let test = TestExecutor::new(&node);
     let mut attempts = test.executor.attempts.subscribe();
     node.faults().delay(0, "nvmlDeviceGetMigMode", 100).unwrap();
-    let both = [0, 1].map(|gpu| node.work(gpu, WorkKind::Check, &layout(&[FOUR])));
+    let both = [0, 1].map(|gpu| node.work(gpu, MigWorkKind::Check, &layout(&[FOUR])));
     test.work.send_replace(both.to_vec());
     let _task = test.start();
     let result = |attempts: &MigAttempts, work: &MigWork| attempts.get(&work.gpu).map(|attempt| attempt.result.clone());
@@ -193,13 +193,13 @@ async fn released_gpus_are_left_alone() {
     let test = TestExecutor::new(&node);
     node.roots.calls.close();
     let _task = test.start();
-    for kind in [WorkKind::Check, WorkKind::Apply] {
+    for kind in [MigWorkKind::Check, MigWorkKind::Apply] {
         let result = test.done(node.work(0, kind, &layout(&[]))).await;
         let is_blocked = matches!(&result, AttemptResult::Blocked { reason: MigReason::DriverError, message } if message.contains("released"));
         assert!(is_blocked, "{result:?}");
     }
     assert_eq!(
-        test.done(node.work(0, WorkKind::Remember, &layout(&[]))).await,
+        test.done(node.work(0, MigWorkKind::Remember, &layout(&[]))).await,
         AttemptResult::Done
     );
 }
@@ -213,7 +213,7 @@ async fn gpus_get_their_layouts_one_after_the_other_and_the_hardware_is_read_aga
     let wanted = layout(&[FOUR, TWO_AT_4, ONE_AT_6]);
     for gpu in [0, 1] {
         assert_eq!(
-            test.done(node.work(gpu, WorkKind::Apply, &wanted)).await,
+            test.done(node.work(gpu, MigWorkKind::Apply, &wanted)).await,
             AttemptResult::Done
         );
         within(test.executor.probe_hardware.notified()).await;
@@ -236,7 +236,7 @@ async fn a_reset_waits_for_other_calls_and_lets_none_begin() {
     let calls = &node.roots.calls;
     let other = calls.begin().unwrap();
     let _task = test.start();
-    let work = node.work(0, WorkKind::Apply, &layout(&[FOUR]));
+    let work = node.work(0, MigWorkKind::Apply, &layout(&[FOUR]));
     let changing = test.done(work);
     let beside = async {
         within(alone.wait_for(|alone| *alone)).await.unwrap();
@@ -258,7 +258,7 @@ async fn a_call_that_does_not_end_keeps_a_gpu_from_a_reset_and_others_may_begin_
     let test = TestExecutor::new(&node);
     let _hanging = node.roots.calls.begin().unwrap();
     let _task = test.start();
-    let result = test.done(node.work(0, WorkKind::Apply, &layout(&[FOUR]))).await;
+    let result = test.done(node.work(0, MigWorkKind::Apply, &layout(&[FOUR]))).await;
     let is_blocked = matches!(&result, AttemptResult::Blocked { reason: MigReason::DriverError, message } if message.contains("no answer yet"));
     assert!(is_blocked, "{result:?}");
     assert!(node.roots.calls.begin().is_some() && !*test.executor.alone.borrow());
@@ -285,7 +285,7 @@ async fn a_gpu_is_reset_although_its_events_are_followed_and_they_are_followed_a
     .await;
     while received.try_recv().is_ok() {}
     let _task = test.start();
-    let work = node.work(0, WorkKind::Apply, &layout(&[FOUR]));
+    let work = node.work(0, MigWorkKind::Apply, &layout(&[FOUR]));
     node.faults().delay(0, "nvmlDeviceSetMigMode", 1000).unwrap();
     let beside = async {
         until(|| !node.records().records().is_empty()).await;
@@ -354,7 +354,7 @@ async fn an_executor_that_ends_between_two_calls_leaves_the_rest_to_the_next() {
         node.faults().delay(0, call, 300).unwrap();
     }
     let task = test.start();
-    let work = node.work(0, WorkKind::Apply, &layout(&[FOUR, TWO_AT_4]));
+    let work = node.work(0, MigWorkKind::Apply, &layout(&[FOUR, TWO_AT_4]));
     test.work.send_replace(vec![work.clone()]);
     until(|| node.parts().is_some_and(|(instances, _)| instances < 3)).await;
     task.abort();
@@ -384,7 +384,7 @@ async fn other_sessions_stay_away_until_a_reset_is_over_although_the_executor_ha
     node.faults().delay(0, "nvmlDeviceSetMigMode", 1000).unwrap();
     let task = test.start();
     test.work
-        .send_replace(vec![node.work(0, WorkKind::Apply, &layout(&[FOUR]))]);
+        .send_replace(vec![node.work(0, MigWorkKind::Apply, &layout(&[FOUR]))]);
     // It is off for the call that changes the mode.
     until(|| !node.is_persistent()).await;
     task.abort();
@@ -422,7 +422,7 @@ async fn measure_eight_gpus_of_seven_instances() {
     let wanted: GpuLayout = layout(&[0, 1, 2, 3, 4, 5, 6].map(|start| (19, start, 1)));
     let alone = other.driver.divide(&wanted.instances);
     let test = TestExecutor::new(&node);
-    let works: Vec<MigWork> = (0..8).map(|gpu| node.work(gpu, WorkKind::Apply, &wanted)).collect();
+    let works: Vec<MigWork> = (0..8).map(|gpu| node.work(gpu, MigWorkKind::Apply, &wanted)).collect();
     let mut attempts = test.executor.attempts.subscribe();
     let _task = test.start();
     let start = Instant::now();

@@ -124,7 +124,7 @@ impl TestNode {
         records.get(&self.gpus()[0].uuid).cloned().unwrap_or_default()
     }
 
-    pub fn work(&self, gpu: usize, kind: WorkKind, layout: &GpuLayout) -> MigWork {
+    pub fn work(&self, gpu: usize, kind: MigWorkKind, layout: &GpuLayout) -> MigWork {
         MigWork {
             gpu: self.gpus()[gpu].uuid.clone(),
             hash: "hash".to_owned(),
@@ -133,7 +133,7 @@ impl TestNode {
         }
     }
 
-    fn job(&self, kind: WorkKind, layout: &GpuLayout) -> MigJob {
+    fn job(&self, kind: MigWorkKind, layout: &GpuLayout) -> MigJob {
         MigJob {
             roots: self.roots.clone(),
             work: self.work(0, kind, layout),
@@ -146,10 +146,10 @@ impl TestNode {
 
     fn check(&self, layout: &GpuLayout) -> AttemptResult {
         let call = self.roots.calls.begin().unwrap();
-        self.job(WorkKind::Check, layout).check(&call)
+        self.job(MigWorkKind::Check, layout).check(&call)
     }
 
-    fn change(&self, kind: WorkKind, layout: &GpuLayout) -> AttemptResult {
+    fn change(&self, kind: MigWorkKind, layout: &GpuLayout) -> AttemptResult {
         let call = self.roots.calls.begin().unwrap();
         self.job(kind, layout).change(&mut self.records(), &call)
     }
@@ -268,7 +268,7 @@ fn an_mps_daemon_on_what_goes_blocks() {
     let check = |device: String| {
         let job = MigJob {
             mps: [device].into(),
-            ..node.job(WorkKind::Check, &wanted)
+            ..node.job(MigWorkKind::Check, &wanted)
         };
         job.check(&node.roots.calls.begin().unwrap())
     };
@@ -288,7 +288,7 @@ fn a_check_that_the_driver_does_not_answer_is_neither_clear_nor_an_attempt() {
         .unwrap();
     let message = failed_with(node.check(&wanted));
     assert!(message.contains("nvmlDeviceGetComputeRunningProcesses"), "{message}");
-    let job = node.job(WorkKind::Apply, &wanted);
+    let job = node.job(MigWorkKind::Apply, &wanted);
     node.faults().lose(0).unwrap();
     let message = failed_with(job.change(&mut node.records(), &node.roots.calls.begin().unwrap()));
     assert!(message.contains("GPU_IS_LOST"), "{message}");
@@ -304,7 +304,7 @@ fn a_change_is_on_disk_before_the_first_call_and_over_after_the_last() {
     node.faults().delay(0, "nvmlComputeInstanceDestroy", 1500).unwrap();
     let path = node.state_dir().join("mig.json");
     let result = thread::scope(|scope| {
-        let changing = scope.spawn(|| node.change(WorkKind::Apply, &wanted));
+        let changing = scope.spawn(|| node.change(MigWorkKind::Apply, &wanted));
         let start = Instant::now();
         while !path.exists() {
             assert!(start.elapsed() < LIMIT, "nothing is saved");
@@ -332,7 +332,7 @@ fn a_change_that_cannot_be_saved_calls_nothing() {
     let before = node.state();
     let mut file = node.records();
     fs::remove_dir(node.state_dir()).unwrap();
-    let job = node.job(WorkKind::Apply, &wanted);
+    let job = node.job(MigWorkKind::Apply, &wanted);
     let message = failed_with(job.change(&mut file, &node.roots.calls.begin().unwrap()));
     assert!(message.starts_with("save the MIG record of GPU-"), "{message}");
     assert_eq!(node.state(), before);
@@ -347,7 +347,7 @@ fn errors_count_until_the_layout_from_before_is_back() {
         .fail(0, "nvmlDeviceCreateGpuInstanceWithPlacement", ReturnCode::Unknown)
         .unwrap();
     for attempts in 1..=3 {
-        let message = failed_with(node.change(WorkKind::Apply, &wanted));
+        let message = failed_with(node.change(MigWorkKind::Apply, &wanted));
         let failure = node.record().failure.unwrap();
         assert_eq!((failure.attempts, failure.message), (attempts, message));
         assert_eq!(
@@ -359,7 +359,7 @@ fn errors_count_until_the_layout_from_before_is_back() {
     node.faults()
         .clear_failure(0, "nvmlDeviceCreateGpuInstanceWithPlacement")
         .unwrap();
-    assert_eq!(node.change(WorkKind::RollBack, &before), AttemptResult::Done);
+    assert_eq!(node.change(MigWorkKind::RollBack, &before), AttemptResult::Done);
     assert_eq!(node.state().layout(), before);
     let record = node.record();
     assert_eq!((record.applied, record.change), (Some(before), None));
@@ -374,7 +374,7 @@ fn an_error_before_anything_has_changed_leaves_no_change_behind() {
     node.faults()
         .fail(0, "nvmlComputeInstanceDestroy", ReturnCode::Unknown)
         .unwrap();
-    failed_with(node.change(WorkKind::Apply, &wanted));
+    failed_with(node.change(MigWorkKind::Apply, &wanted));
     let record = node.record();
     assert_eq!(
         (record.change, record.failure.map(|failure| failure.attempts)),
@@ -393,7 +393,7 @@ fn a_handle_that_no_list_has_blocks_the_change_until_it_is_gone() {
     };
     node.faults().set_open_handles(0, vec![handle]).unwrap();
     assert_eq!(node.check(&wanted), AttemptResult::Clear, "nobody can see it");
-    let result = node.change(WorkKind::Apply, &wanted);
+    let result = node.change(MigWorkKind::Apply, &wanted);
     let message = blocked_for(&result, MigReason::InUse);
     assert!(
         message.contains("nvmlGpuInstanceDestroy answers IN_USE; gpunode finds no process"),
@@ -403,14 +403,14 @@ fn a_handle_that_no_list_has_blocks_the_change_until_it_is_gone() {
     assert!(record.change.is_some() && record.failure.is_none(), "{record:?}");
     let cap = format!("/dev/nvidia-caps/nvidia-cap{}", 10 * (first.id + 1) + 1);
     node.add_process(22, "nv-hostengine", &cap);
-    let result = node.change(WorkKind::Apply, &wanted);
+    let result = node.change(MigWorkKind::Apply, &wanted);
     let message = blocked_for(&result, MigReason::InUse);
     assert!(
         message.ends_with("used by nv-hostengine (process 22); end it"),
         "{message}"
     );
     node.faults().set_open_handles(0, Vec::new()).unwrap();
-    assert_eq!(node.change(WorkKind::Apply, &wanted), AttemptResult::Done);
+    assert_eq!(node.change(MigWorkKind::Apply, &wanted), AttemptResult::Done);
     assert_eq!(node.record().change, None);
 }
 
@@ -421,14 +421,14 @@ fn a_mode_held_back_changes_nothing_and_one_that_a_boot_brings_says_so() {
     node.faults()
         .update_gpu(0, |gpu| gpu.mig_activation = Some(ReturnCode::InUse))
         .unwrap();
-    let result = node.change(WorkKind::Apply, &layout(&[FOUR]));
+    let result = node.change(MigWorkKind::Apply, &layout(&[FOUR]));
     let message = blocked_for(&result, MigReason::ModePending);
     assert!(message.contains("IN_USE") && message.contains("DCGM"), "{message}");
     assert_eq!((node.record().change, node.state().pending), (None, false));
     node.faults()
         .update_gpu(0, |gpu| gpu.mig_activation = Some(ReturnCode::ResetRequired))
         .unwrap();
-    let result = node.change(WorkKind::Apply, &layout(&[FOUR]));
+    let result = node.change(MigWorkKind::Apply, &layout(&[FOUR]));
     let AttemptResult::RebootRequired { message } = result else {
         panic!("{result:?}")
     };
@@ -440,7 +440,7 @@ fn a_mode_held_back_changes_nothing_and_one_that_a_boot_brings_says_so() {
     node.faults().update_gpu(0, |gpu| gpu.mig_activation = None).unwrap();
     node.faults().reboot().unwrap();
     assert!(node.state().enabled);
-    assert_eq!(node.change(WorkKind::Apply, &layout(&[FOUR])), AttemptResult::Done);
+    assert_eq!(node.change(MigWorkKind::Apply, &layout(&[FOUR])), AttemptResult::Done);
 }
 
 #[test]
@@ -450,13 +450,13 @@ fn persistence_mode_is_restored_after_a_kill_in_the_middle_of_a_mode_change() {
     let gpu = GpuAddress::of(&node.gpus()[0]);
     let library = node.roots.find().unwrap().library;
     restore_persistence(&library, &gpu).unwrap();
-    assert_eq!(node.change(WorkKind::Apply, &layout(&[])), AttemptResult::Done);
+    assert_eq!(node.change(MigWorkKind::Apply, &layout(&[])), AttemptResult::Done);
     assert!(node.is_persistent() && !node.records().is_persistent(&gpu.uuid));
     // As the kill leaves it.
     node.faults().reboot().unwrap();
     assert!(!node.is_persistent());
     node.records().set_persistent(&gpu.uuid, true).unwrap();
-    assert_eq!(node.change(WorkKind::Apply, &layout(&[FOUR])), AttemptResult::Done);
+    assert_eq!(node.change(MigWorkKind::Apply, &layout(&[FOUR])), AttemptResult::Done);
     assert!(node.is_persistent() && !node.records().is_persistent(&gpu.uuid));
 }
 
@@ -466,13 +466,13 @@ fn a_layout_is_made_again_after_a_boot_with_the_same_uuids() {
     for board in [A100, H100] {
         let node = TestNode::new(board, 1, None);
         let wanted = layout(&[TWO_AT_4, FOUR, ONE_AT_6]);
-        assert_eq!(node.change(WorkKind::Apply, &wanted), AttemptResult::Done);
+        assert_eq!(node.change(MigWorkKind::Apply, &wanted), AttemptResult::Done);
         let before = node.state();
         node.faults().reboot().unwrap();
         assert_eq!(node.state().enabled, board == A100);
         let applied = node.record().applied.unwrap();
         assert_eq!(applied, wanted, "in the order in which they were created");
-        assert_eq!(node.change(WorkKind::Restore, &applied), AttemptResult::Done);
+        assert_eq!(node.change(MigWorkKind::Restore, &applied), AttemptResult::Done);
         assert_eq!(node.state(), before);
     }
 }
@@ -483,7 +483,7 @@ fn a_job_that_is_stopped_goes_on_in_another_agent() {
     let (node, _, wanted) = with_two_halves(A100);
     let before = node.state().layout();
     node.faults().delay(0, "nvmlGpuInstanceDestroy", 300).unwrap();
-    let job = node.job(WorkKind::Apply, &wanted);
+    let job = node.job(MigWorkKind::Apply, &wanted);
     let result = thread::scope(|scope| {
         let changing = scope.spawn(|| job.change(&mut node.records(), &node.roots.calls.begin().unwrap()));
         let start = Instant::now();
@@ -500,7 +500,7 @@ fn a_job_that_is_stopped_goes_on_in_another_agent() {
     assert!(!half.instances.iter().any(is_new), "{half:?}");
     let record = node.record();
     assert_eq!((record.change.unwrap().before, record.failure), (before, None));
-    assert_eq!(node.change(WorkKind::Apply, &wanted), AttemptResult::Done);
+    assert_eq!(node.change(MigWorkKind::Apply, &wanted), AttemptResult::Done);
     assert_eq!(node.record().applied, Some(wanted));
 }
 
@@ -508,7 +508,7 @@ fn a_job_that_is_stopped_goes_on_in_another_agent() {
 fn a_layout_is_remembered_without_the_driver() {
     let node = TestNode::new(A100, 1, Some("7g.80gb"));
     let seen = node.state().layout();
-    let job = node.job(WorkKind::Remember, &seen);
+    let job = node.job(MigWorkKind::Remember, &seen);
     node.roots.calls.close();
     assert_eq!(job.remember(&mut node.records()), AttemptResult::Done);
     assert_eq!(node.record().applied, Some(seen));

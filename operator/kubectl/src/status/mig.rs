@@ -11,7 +11,7 @@ const MAX_PROBLEMS: usize = 16;
 /// The progress of one GPU.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct LayoutProgress {
+pub struct LayoutStatus {
     /// NVML index.
     pub gpu: u32,
     pub uuid: String,
@@ -37,7 +37,7 @@ fn is_zero(number: &u32) -> bool {
     *number == 0
 }
 
-impl LayoutProgress {
+impl LayoutStatus {
     /// Returns the GPUs for which the configuration has a layout, by index.
     pub fn all(status: &GpuNodeStatus) -> Vec<Self> {
         let progress = status.gpus.iter().filter_map(|gpu| {
@@ -100,8 +100,8 @@ impl LayoutProgress {
 
 /// Describes the GPUs that something other than pods keeps from their layout, those that failed first: each sentence once, with
 /// all GPUs that it is about, and the next step.
-pub fn layout_problems(progress: &[LayoutProgress]) -> Vec<String> {
-    let mut groups: Vec<Vec<&LayoutProgress>> = Vec::new();
+pub fn layout_problems(progress: &[LayoutStatus]) -> Vec<String> {
+    let mut groups: Vec<Vec<&LayoutStatus>> = Vec::new();
     for gpu in progress.iter().filter(|gpu| gpu.is_problem()) {
         match groups
             .iter_mut()
@@ -120,7 +120,7 @@ pub fn layout_problems(progress: &[LayoutProgress]) -> Vec<String> {
         .collect()
 }
 
-fn described(group: &[&LayoutProgress]) -> Option<String> {
+fn described(group: &[&LayoutStatus]) -> Option<String> {
     let first = group.first()?;
     let gpus: Vec<String> = group.iter().map(|gpu| gpu.gpu.to_string()).collect();
     let (noun, verb) = if gpus.len() == 1 {
@@ -170,13 +170,13 @@ mod tests {
     use super::*;
     use serde_json::{Value, json};
 
-    fn progress(gpus: &[Value]) -> Vec<LayoutProgress> {
+    fn progress(gpus: &[Value]) -> Vec<LayoutStatus> {
         let gpu = |(index, mig): (usize, &Value)| json!({"index": index, "uuid": format!("GPU-{index}"), "product": "P", "memoryMiB": 1, "mig": mig});
         let gpus: Vec<Value> = gpus.iter().enumerate().map(gpu).collect();
         let holder =
             json!({"namespace": "ml", "pod": "a", "container": "c", "resource": "r", "device": "GPU-0", "count": 1});
         let status = serde_json::from_value(json!({"gpus": gpus, "holders": [holder]})).expect("a status");
-        LayoutProgress::all(&status)
+        LayoutStatus::all(&status)
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The summary of one node. Pure.
 
-use super::{devices::DeviceSummary, mig::LayoutProgress, resources::ResourceSummary, usage::DeviceUsage};
+use super::{devices::DeviceSummary, mig::LayoutStatus, resources::ResourceSummary, usage::DeviceUsage};
 use gpunode_crds::{ConditionType, GpuNode, Reason};
 use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
@@ -18,7 +18,7 @@ pub struct NodeSummary {
     pub devices: Vec<DeviceSummary>,
     /// Its GPUs for which the configuration has a MIG layout.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub mig: Vec<LayoutProgress>,
+    pub mig: Vec<LayoutStatus>,
     /// True where the agent lists only some of the holders.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub holders_truncated: bool,
@@ -112,7 +112,7 @@ fn state(gpu_node: &GpuNode, node: Option<&Node>, configuration: ConfigurationPr
         resources: ResourceSummary::all(gpu_node, node),
         usage: DeviceUsage::of(&devices, holders_truncated),
         devices,
-        mig: gpu_node.status.as_ref().map(LayoutProgress::all).unwrap_or_default(),
+        mig: gpu_node.status.as_ref().map(LayoutStatus::all).unwrap_or_default(),
         holders_truncated,
         configuration,
         released: gpu_node.spec.release,

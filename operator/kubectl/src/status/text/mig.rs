@@ -2,7 +2,7 @@
 
 use crate::{
     output::{TableCell, TableColumn, TextWidth, style, table},
-    status::{fleet::FleetSummary, mig::LayoutProgress},
+    status::{fleet::FleetSummary, mig::LayoutStatus},
 };
 use gpunode_crds::{MigPhase, named};
 use std::{collections::BTreeSet, fmt::Write as _};
@@ -12,10 +12,10 @@ const MAX_PODS: usize = 3;
 
 /// Returns one row for each node and each layout on the way; at most `most` rows. With `all`, also GPUs that have their layout.
 pub fn layouts(fleet: &FleetSummary, all: bool, most: usize, width: TextWidth) -> String {
-    let mut rows: Vec<(&str, Vec<&LayoutProgress>)> = Vec::new();
+    let mut rows: Vec<(&str, Vec<&LayoutStatus>)> = Vec::new();
     for node in &fleet.nodes {
         for gpu in node.mig.iter().filter(|gpu| all || gpu.is_open()) {
-            let is_like = |(name, group): &&mut (&str, Vec<&LayoutProgress>)| {
+            let is_like = |(name, group): &&mut (&str, Vec<&LayoutStatus>)| {
                 *name == node.name && group.first().is_some_and(|first| place(first) == place(gpu))
             };
             match rows.iter_mut().find(is_like) {
@@ -49,11 +49,11 @@ pub fn layouts(fleet: &FleetSummary, all: bool, most: usize, width: TextWidth) -
 }
 
 /// Returns what the GPUs of a row have in common.
-fn place(gpu: &LayoutProgress) -> (String, &str, &str) {
+fn place(gpu: &LayoutStatus) -> (String, &str, &str) {
     (gpu.state(), &gpu.wanted, &gpu.observed)
 }
 
-fn row(node: &str, group: &[&LayoutProgress]) -> [TableCell; 6] {
+fn row(node: &str, group: &[&LayoutStatus]) -> [TableCell; 6] {
     let gpus: Vec<String> = group.iter().map(|gpu| gpu.gpu.to_string()).collect();
     // Pods on what stays delay nothing.
     let waiting = group

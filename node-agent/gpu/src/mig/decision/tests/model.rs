@@ -220,20 +220,20 @@ impl World {
         let run = self.run();
         let record = self.record.get_or_insert_default();
         match work.kind {
-            WorkKind::Check if self.has_process => self.end(blocked("dcgm")),
-            WorkKind::Check => self.end(AttemptResult::Clear),
-            WorkKind::Remember => {
+            MigWorkKind::Check if self.has_process => self.end(blocked("dcgm")),
+            MigWorkKind::Check => self.end(AttemptResult::Clear),
+            MigWorkKind::Remember => {
                 (record.run, record.applied, record.failure) = (run, Some(work.layout), None);
                 self.end(AttemptResult::Done);
             }
             _ if self.has_process => self.end(blocked("dcgm")),
-            WorkKind::Apply | WorkKind::RollBack | WorkKind::Restore => {
+            MigWorkKind::Apply | MigWorkKind::RollBack | MigWorkKind::Restore => {
                 let before = record.change.as_ref().map(|change| change.before.clone());
                 let change = Some(ChangeRecord {
                     hash: work.hash.clone(),
                     before: before.unwrap_or_else(|| self.gpu.mig_state.as_ref().unwrap().layout()),
                     wanted: work.layout.clone(),
-                    rolls_back: work.kind == WorkKind::RollBack,
+                    rolls_back: work.kind == MigWorkKind::RollBack,
                 });
                 if record.change == change {
                     self.call(&work);
@@ -265,7 +265,7 @@ impl World {
         }
         let Some(step) = step else {
             (record.run, record.applied, record.change) = (run, Some(work.layout.clone()), None);
-            record.failure = record.failure.take().filter(|_| work.kind == WorkKind::RollBack);
+            record.failure = record.failure.take().filter(|_| work.kind == MigWorkKind::RollBack);
             if let Some(failure) = &mut record.failure {
                 failure.rolled_back = true;
             }
