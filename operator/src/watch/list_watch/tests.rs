@@ -709,7 +709,7 @@ async fn list_that_fails_hangs_or_lacks_a_page_for_a_minute_is_a_failing_watch()
 
 #[tokio::test(start_paused = true)]
 async fn slow_list_is_no_failure_while_it_goes_on() {
-    let (watched, has_failed) = watch_nodes(Duration::from_mins(6), |_| {
+    let (watched, has_failed) = watch_nodes(Duration::from_secs(160), |_| {
         let wait = |index| {
             [
                 Part::Wait(Duration::from_secs(20)),

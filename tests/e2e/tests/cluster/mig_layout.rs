@@ -200,7 +200,8 @@ fn a_pod_that_ignores_sigterm_delays_a_change_and_keeps_its_instance_till_its_en
     lab.put_layout(MIG_A100, &first_gpu("7g.80gb: 1"))?;
     let waiting = lab.await_mig(MIG_A100, 0, "7g.80gb:1", "Waiting")?;
     ensure!(waiting["message"].to_string().contains("default/deaf"), "{waiting}");
-    lab.await_allocatable(MIG_A100, SMALL, 0)?;
+    // The held one stays healthy.
+    lab.await_allocatable(MIG_A100, SMALL, 1)?;
     lab.kubectl(&["delete", "pod", "deaf", "--wait=false"])?;
     let mut broken_off = false;
     eventually("the pod is gone", LIMIT, || {
@@ -480,7 +481,8 @@ fn mps_shares_of_an_instance_go_with_their_daemon_before_it_does() -> Result<()>
 
     lab.put_layout(MIG_A100, &config("7g.80gb: 1"))?;
     lab.await_mig(MIG_A100, 0, "7g.80gb:1", "Waiting")?;
-    lab.await_allocatable(MIG_A100, SHARES, 0)?;
+    // The held one stays healthy.
+    lab.await_allocatable(MIG_A100, SHARES, 1)?;
     end(&lab, &["share"])?;
     lab.await_layout(MIG_A100, 0, "7g.80gb:1")?;
     ensure!(
