@@ -127,7 +127,11 @@ impl KernelFiles {
             };
             if path.symlink_metadata().is_err() {
                 create(path.parent().unwrap_or(folder))?;
-                (self.make_node)(&path, node).map_err(file_error("make the device node", &path))?;
+                match (self.make_node)(&path, node) {
+                    // Who follows the node has made it meanwhile.
+                    Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                    made => made.map_err(file_error("make the device node", &path))?,
+                }
             }
         }
         Ok(())
