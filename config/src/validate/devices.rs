@@ -21,6 +21,18 @@ pub fn is_gpu_uuid(uuid: &str) -> bool {
     uuid.len() <= 64 && uuid.starts_with("GPU-") && is_uuid(uuid)
 }
 
+/// Adds the problems of the NVML indices of the selector at `path`.
+pub fn validate_indices(path: &str, indices: Option<&[i32]>, problems: &mut Vec<FieldProblem>) {
+    for (index, gpu) in indices.into_iter().flatten().enumerate() {
+        if !(0..64).contains(gpu) {
+            problems.push(FieldProblem::new(
+                format!("{path}.indices[{index}]"),
+                format!("{gpu} is not between 0 and 63"),
+            ));
+        }
+    }
+}
+
 /// Adds the problems of globs for products at `path`.
 pub fn validate_products(path: &str, globs: Option<&[String]>, problems: &mut Vec<FieldProblem>) {
     validate_globs(path, PRODUCT, globs, problems);
@@ -34,14 +46,7 @@ pub fn validate(path: &str, devices: &DeviceSelector, problems: &mut Vec<FieldPr
             "must set a condition, such as indices, uuids or products; to select every GPU, leave out devices, or set only sharing.replicas",
         ));
     }
-    for (index, gpu) in devices.indices.iter().flatten().enumerate() {
-        if !(0..64).contains(gpu) {
-            problems.push(FieldProblem::new(
-                format!("{path}.indices[{index}]"),
-                format!("{gpu} is not between 0 and 63"),
-            ));
-        }
-    }
+    validate_indices(path, devices.indices.as_deref(), problems);
     for (index, uuid) in devices.uuids.iter().flatten().enumerate() {
         if uuid.len() > 64 || !is_uuid(uuid) {
             problems.push(FieldProblem::new(

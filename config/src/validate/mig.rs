@@ -1,6 +1,9 @@
 //! Layouts of MIG instances.
 
-use super::{devices::is_gpu_uuid, devices::validate_products, problem::FieldProblem};
+use super::{
+    devices::{is_gpu_uuid, validate_indices, validate_products},
+    problem::FieldProblem,
+};
 use crate::{
     MigConfig, MigGpuSelector, MigGroup, MigStrategy,
     device_selector::LAYOUT_WITHOUT_STRATEGY,
@@ -141,14 +144,7 @@ fn validate_selector(path: &str, devices: &MigGpuSelector, problems: &mut Vec<Fi
             ));
         }
     }
-    for (index, gpu) in indices.iter().flatten().enumerate() {
-        if !(0..64).contains(gpu) {
-            problems.push(FieldProblem::new(
-                format!("{path}.indices[{index}]"),
-                format!("{gpu} is not between 0 and 63"),
-            ));
-        }
-    }
+    validate_indices(path, indices.as_deref(), problems);
     for (index, uuid) in uuids.iter().flatten().enumerate() {
         if !is_gpu_uuid(uuid) {
             problems.push(FieldProblem::new(
