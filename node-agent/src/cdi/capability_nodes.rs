@@ -38,6 +38,9 @@ pub fn make_missing(roots: &DriverRoots, inventory: &Inventory) {
     }
     let found = DeviceRoots::of(roots);
     let missing: Vec<&str> = paths.into_iter().filter(|path| !exists(&found, path)).collect();
+    if missing.is_empty() {
+        return;
+    }
     let folder = found.mounted(CONTROL).find(|path| path.exists());
     let (Some(control), Some(major)) = (folder, major(&roots.host_root)) else {
         return;
