@@ -60,8 +60,8 @@ impl ClusterWatch {
         let slices_health = health.optional();
         let nodes = ListWatch::new::<Lenient<Watched<Node>>>(client.clone(), &(), None).skipping(written);
         let gpu_nodes = ListWatch::new::<Lenient<Watched<GpuNode>>>(client.clone(), &(), None).skipping(written);
-        let policies = ListWatch::new::<Lenient<GpuNodePolicy>>(client.clone(), &(), None);
-        let daemonsets = ListWatch::new::<Lenient<DaemonSet>>(client.clone(), &(), Some(namespace));
+        let policies = ListWatch::new::<Lenient<GpuNodePolicy>>(client.clone(), &(), None).skipping(written);
+        let daemonsets = ListWatch::new::<Lenient<DaemonSet>>(client.clone(), &(), Some(namespace)).skipping(written);
         tokio::join!(
             nodes.run(
                 |node: Lenient<Watched<Node>>| node.read().map(Watched::into_facts),

@@ -17,6 +17,8 @@ pub struct WrittenVersions(Arc<Mutex<WriteNews>>);
 #[derive(Debug, Default)]
 struct WriteNews {
     written: VecDeque<WrittenVersion>,
+    /// Plural names of the kinds whose watches ask here.
+    watched: BTreeSet<String>,
     /// Plural names of kinds to list again.
     to_list: BTreeSet<String>,
 }
@@ -57,13 +59,23 @@ impl WrittenVersions {
         true
     }
 
-    /// Asks for a list of a kind: a read after a lost race brought an older version than the cached one, so that
-    /// versions began again, as after a restore of etcd. The cache would keep what it has.
-    pub fn ask_for_list(&self, kind: &str) {
-        self.lock().to_list.insert(kind.to_owned());
+    /// Records that the watch of a kind asks here.
+    pub fn watch(&self, kind: &str) {
+        self.lock().watched.insert(kind.to_owned());
     }
 
-    /// Returns true if somebody asks for a list of a kind.
+    /// Compares the version that a read brought after a lost race with the one that the write was planned for. An older
+    /// one tells that versions began again, as after a restore of etcd: the caches would keep what they have, so that
+    /// every kind is listed again.
+    pub fn compare(&self, kind: &str, read: &str, planned: &str) {
+        if is_older(read, planned) {
+            tracing::warn!(%kind, "the API server has an older version than the cache; listing all kinds again");
+            let mut news = self.lock();
+            news.to_list = news.watched.clone();
+        }
+    }
+
+    /// Returns true if a kind has to be listed again.
     pub fn wants_list(&self, kind: &str) -> bool {
         self.lock().to_list.contains(kind)
     }
@@ -80,6 +92,14 @@ impl WrittenVersions {
         // No code that could panic runs under the lock.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Compares resourceVersions, which grow but for a restore of etcd.
+fn is_older(version: &str, than: &str) -> bool {
+    let number = |version: &str| version.parse::<u64>().ok();
+    number(version)
+        .zip(number(than))
+        .is_some_and(|(version, than)| version < than)
 }
 
 #[cfg(test)]
@@ -107,11 +127,15 @@ mod tests {
     }
 
     #[test]
-    fn list_is_asked_for_until_one_begins() {
+    fn older_version_asks_for_lists_of_all_watched_kinds_until_each_begins() {
         let written = WrittenVersions::default();
-        written.ask_for_list("nodes");
-        assert!(written.wants_list("nodes") && !written.wants_list("gpunodes"));
-        written.forget("nodes");
+        ["nodes", "gpunodepolicies"].into_iter().for_each(|kind| written.watch(kind));
+        written.compare("nodes", "1100", "1000");
         assert!(!written.wants_list("nodes"));
+        written.compare("nodes", "900", "1000");
+        assert!(written.wants_list("nodes") && written.wants_list("gpunodepolicies"));
+        assert!(!written.wants_list("daemonsets"), "nobody watches them");
+        written.forget("nodes");
+        assert!(!written.wants_list("nodes") && written.wants_list("gpunodepolicies"));
     }
 }

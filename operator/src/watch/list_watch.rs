@@ -90,10 +90,11 @@ impl ListWatch {
         self
     }
 
-    /// Skips events about versions that the index has from the response to a write, and lists again when a write asks
-    /// for that.
+    /// Skips events about versions that the index has from the response to a write, and lists again when a write has
+    /// found that versions began again.
     #[must_use]
     pub fn skipping(mut self, written: &WrittenVersions) -> Self {
+        written.watch(&self.kind);
         self.written = Some(written.clone());
         self
     }

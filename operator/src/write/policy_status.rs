@@ -10,12 +10,12 @@ use crate::{
     write::{
         cluster_writer::{ClusterWriter, patch_params},
         error::WriteError,
-        rejected_patch::RejectedPatch,
+        rejected_patch::{RejectedPatch, RereadObject},
     },
 };
 use gpunode_crds::{GpuNodePolicy, GpuNodePolicyStatus, NodeCounts};
 use gpunode_plan::PatchBuilder;
-use kube::{Api, ResourceExt, api::Patch};
+use kube::{Api, Resource as _, ResourceExt, api::Patch};
 use serde_json::json;
 
 /// Replaces the status of a policy.
@@ -87,7 +87,14 @@ async fn replace_status(
                 action: format!("patch status of gpunodepolicy {name}"),
                 source,
             };
-            Err(rejected.explain(&policies).await.0)
+            let (error, reread) = rejected.explain(&policies).await;
+            if let RereadObject::Changed(policy) = reread
+                && let Some(read) = &policy.meta().resource_version
+            {
+                let written = &writer.results.written;
+                written.compare(&GpuNodePolicy::plural(&()), read, version);
+            }
+            Err(error)
         }
     }
 }

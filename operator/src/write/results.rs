@@ -66,7 +66,7 @@ impl ResultSlot<'_> {
     }
 
     /// Hands what was read after a lost race to the index: the object, or that it is gone. The write was planned for
-    /// the version `planned`. If that is later than the one that was read, the watch has to list again.
+    /// the version `planned`. If that is later than the one that was read, the watches list again.
     pub fn read(self, object: WrittenObject, planned: Option<&str>) {
         let read = match &object {
             WrittenObject::Node(node) => Some((Node::plural(&()), node.version())),
@@ -74,19 +74,10 @@ impl ResultSlot<'_> {
             _ => None,
         };
         if let Some((kind, version)) = read
-            && planned.is_some_and(|planned| is_older(version, planned))
+            && let Some(planned) = planned
         {
-            tracing::warn!(%kind, "the API server has an older version than the cache; listing again");
-            self.written.ask_for_list(&kind);
+            self.written.compare(&kind, version, planned);
         }
         self.slot.send(IndexMessage::Written(object));
     }
-}
-
-/// Compares resourceVersions, which grow but for a restore of etcd.
-fn is_older(version: &str, than: &str) -> bool {
-    let number = |version: &str| version.parse::<u64>().ok();
-    number(version)
-        .zip(number(than))
-        .is_some_and(|(version, than)| version < than)
 }

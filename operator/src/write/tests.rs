@@ -65,13 +65,15 @@ impl Scene {
         }
         let (sender, messages) = mpsc::channel(8);
         let requests = Requests::default();
+        let written = WrittenVersions::default();
+        ["nodes", "daemonsets"].into_iter().for_each(|kind| written.watch(kind));
         let writer = ClusterWriter {
             client: client(code, requests.clone()),
             namespace: "ns".to_owned(),
             results: WriteResults {
                 metrics: Arc::new(OperatorMetrics::new()),
                 messages: sender,
-                written: WrittenVersions::default(),
+                written,
             },
         };
         Self {
@@ -390,7 +392,7 @@ async fn gpu_node_that_was_read_after_a_lost_race_is_what_the_next_write_is_made
 }
 
 #[tokio::test]
-async fn older_version_than_the_planned_one_asks_for_a_list() {
+async fn older_version_than_the_planned_one_asks_for_lists_of_all_kinds() {
     let node = |version: &str| json!({"metadata": {"name": "n", "uid": "u", "resourceVersion": version}});
     let gpu_node = |version: &str| {
         json!({"apiVersion": "gpunode.dev/v1alpha1", "kind": "GpuNode",
@@ -403,13 +405,23 @@ async fn older_version_than_the_planned_one_asks_for_a_list() {
         scene.writer.client = client_that_knows_better(&gpu_node(version), "Conflict", scene.requests.clone());
         scene.reconcile().await;
         let written = &scene.writer.results.written;
-        assert_eq!(written.wants_list("gpunodes"), is_wanted, "{version}");
-        assert!(!written.wants_list("nodes"));
+        assert_eq!(written.wants_list("daemonsets"), is_wanted, "{version}");
 
         let labels = policy(&json!({"nodeSelector": {}, "labels": {"x": "y"}}));
         let mut scene = Scene::new(503, vec![labels], &node("1000"), vec![]);
         scene.writer.client = client_whose_patches_do_not_fit(&node("1000"), version);
         scene.reconcile().await;
+        let written = &scene.writer.results.written;
+        assert_eq!(written.wants_list("nodes"), is_wanted, "{version}");
+
+        let spec = json!({"nodeSelector": {}, "labels": {"x": "y"}});
+        let mut governing = policy(&spec);
+        governing.metadata.resource_version = Some("1000".to_owned());
+        let stored = json!({"apiVersion": "gpunode.dev/v1alpha1", "kind": "GpuNodePolicy", "spec": spec,
+            "metadata": {"name": "p", "resourceVersion": "1"}});
+        let mut scene = Scene::new(503, vec![governing], &node("1"), vec![]);
+        scene.writer.client = client_whose_patches_do_not_fit(&stored, version);
+        scene.reconcile_key(WorkKey::PolicyStatus("p".to_owned())).await;
         let written = &scene.writer.results.written;
         assert_eq!(written.wants_list("nodes"), is_wanted, "{version}");
     }

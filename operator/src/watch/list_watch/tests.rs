@@ -599,7 +599,7 @@ async fn write_that_finds_an_older_version_leads_to_a_list_with_the_next_line_or
         };
         let mut work = pin!(watch.run(read, outputs));
         assert!(timeout(Duration::from_secs(10), &mut work).await.is_err());
-        written.ask_for_list("nodes");
+        written.compare("gpunodes", "900", "1000");
         assert!(timeout(Duration::from_secs(65), &mut work).await.is_err());
         let queries = queries.lock().unwrap();
         let seconds: Vec<_> = queries.iter().map(|(time, _)| time.as_secs()).collect();
