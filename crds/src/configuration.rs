@@ -8,6 +8,9 @@ use serde::{Deserialize, Serialize};
 /// Maximum length of `spec.step.failed`, in characters.
 pub const MAX_FAILED_MESSAGE: usize = 1024;
 
+/// Maximum length of `spec.change.message`, in characters.
+pub const MAX_DRAIN_MESSAGE: usize = 512;
+
 /// Turn of a node in a rollout.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
@@ -31,7 +34,8 @@ pub struct ConfigurationStep {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct DisruptiveChange {
-    /// `Prepare` withdraws the devices that have to become free. `Approved` lets the agent change MIG.
+    /// `Prepare` withdraws the devices that have to become free while their pods are evicted. `Approved` lets the agent
+    /// change MIG. `Failed` is left of a drain that did not free them.
     pub state: ChangeState,
     /// Hash of the configuration that needs the change. It is void for any other one.
     #[schemars(length(max = 64))]
@@ -40,6 +44,21 @@ pub struct DisruptiveChange {
     /// same.
     #[schemars(schema_with = "crate::conditions::time")]
     pub since: Time,
+    /// Reason for `Failed`.
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "crate::newer_value::known_or_none"
+    )]
+    pub reason: Option<DrainFailure>,
+    /// Description of the failure, and the time of the next attempt.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = MAX_DRAIN_MESSAGE))]
+    pub message: Option<String>,
+    /// Number of drains for this configuration that failed; 0 is left out.
+    #[serde(default, skip_serializing_if = "crate::mig_status::is_zero")]
+    #[schemars(with = "i32")]
+    pub attempts: u32,
 }
 
 /// States of a disruptive change.
@@ -50,10 +69,22 @@ pub enum ChangeState {
     Prepare,
     /// The agent may carry the change out.
     Approved,
+    /// The pods did not go. The devices are offered as before, and the next attempt follows later.
+    Failed,
     /// A state that this version does not know: it approves nothing.
     #[serde(other)]
     #[schemars(skip)]
     Unknown,
+}
+
+/// Reasons why a drain failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[schemars(description = "")]
+pub enum DrainFailure {
+    /// A pod that cannot be evicted, or comes straight back, holds what has to go.
+    CannotEvict,
+    /// The pods did not go within `drain.timeout`.
+    DrainTimedOut,
 }
 
 /// Configuration document for the agent.

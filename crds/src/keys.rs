@@ -36,6 +36,9 @@ pub const RECOVERED_ANNOTATION: &str = "gpunode.dev/recovered";
 /// Key of the taint of a node with too few healthy GPUs.
 pub const UNHEALTHY_TAINT: &str = "gpunode.dev/unhealthy";
 
+/// Key of the taint of a node whose pods are evicted for a change of its GPUs.
+pub const RECONFIGURING_TAINT: &str = "gpunode.dev/reconfiguring";
+
 /// Default key of the startup taint.
 pub const NOT_READY_TAINT: &str = "gpunode.dev/not-ready";
 

@@ -10,6 +10,7 @@
 //! | `selector` | selection of nodes by labels and by GPUs |
 //! | `taint` | taints of a policy |
 //! | `rollout` | pace of a change of configuration |
+//! | `drain` | drain of a node for a change that touches GPUs in use |
 //! | `policy_status` | status of a policy |
 //! | `gpu_node` | `GpuNode`: spec and status |
 //! | `configuration` | configuration of an agent, and its turn in a rollout |
@@ -30,6 +31,7 @@
 
 mod conditions;
 mod configuration;
+mod drain;
 mod gpu_device;
 mod gpu_node;
 mod health;
@@ -51,8 +53,10 @@ mod taint;
 mod untimed_condition;
 
 pub use configuration::{
-    ChangeState, Configuration, ConfigurationStep, DisruptiveChange, MAX_FAILED_MESSAGE, RejectedConfiguration,
+    ChangeState, Configuration, ConfigurationStep, DisruptiveChange, DrainFailure, MAX_DRAIN_MESSAGE, MAX_FAILED_MESSAGE,
+    RejectedConfiguration,
 };
+pub use drain::{DrainPolicy, DrainRules, EvictablePods, PodSelector};
 pub use gpu_device::{
     Fabric, GpuDevice, GpuLink, GpuMode, LastXid, LinkLevel, MigDevice, MigEngines, MigMode, MigSlices, Vgpu,
 };
@@ -62,7 +66,7 @@ pub use health::{DeviceHealth, FaultGrade, FaultReason, HealthState};
 pub use keys::{
     AGENT_FIELD_MANAGER, AUTOSCALER_STARTUP_PREFIX, DRA_DRIVER, GOVERNED_LABEL, GROUP, IGNORE_LABEL, MAX_LABEL_VALUE,
     MPS_LABEL, NOT_READY_TAINT, OPERATOR_FIELD_MANAGER, OWNED_ANNOTATION, POLICY_LABEL_PREFIX, PRODUCT_COUNT_PREFIX,
-    RECOVERED_ANNOTATION, RELEASE_LABEL, UNHEALTHY_TAINT, is_gpunode_key, is_kubernetes_key, policy_label,
+    RECONFIGURING_TAINT, RECOVERED_ANNOTATION, RELEASE_LABEL, UNHEALTHY_TAINT, is_gpunode_key, is_kubernetes_key, policy_label,
 };
 pub use line_break::wrapped;
 pub use manifest::{Manifest, ManifestError, manifests};

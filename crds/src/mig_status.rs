@@ -1,5 +1,6 @@
 //! Layout of MIG instances on a GPU, desired and observed, in the status of a node.
 
+use crate::DrainFailure;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::KubeSchema;
 use schemars::JsonSchema;
@@ -45,7 +46,7 @@ pub struct MigStatus {
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
-fn is_zero(number: &u32) -> bool {
+pub(crate) fn is_zero(number: &u32) -> bool {
     *number == 0
 }
 
@@ -114,6 +115,15 @@ impl MigPhase {
     /// Returns the name in the API.
     pub fn as_str(self) -> &'static str {
         self.into()
+    }
+}
+
+impl From<DrainFailure> for MigReason {
+    fn from(failure: DrainFailure) -> Self {
+        match failure {
+            DrainFailure::CannotEvict => Self::CannotEvict,
+            DrainFailure::DrainTimedOut => Self::DrainTimedOut,
+        }
     }
 }
 

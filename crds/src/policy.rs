@@ -1,6 +1,6 @@
 //! `GpuNodePolicy`, which a platform team writes.
 
-use crate::{GpuNodePolicyStatus, GpuSelector, NodeSelector, PolicyTaint, RolloutPace, StartupTaint, UnhealthyTaint};
+use crate::{DrainRules, GpuNodePolicyStatus, GpuSelector, NodeSelector, PolicyTaint, RolloutPace, StartupTaint, UnhealthyTaint};
 use gpunode_config::AgentConfig;
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
@@ -109,6 +109,11 @@ pub struct GpuNodePolicySpec {
     /// first that fails. It does not wait for nodes that were down or failing before.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rollout: Option<RolloutPace>,
+
+    /// Handling of pods that hold GPUs whose sharing, resource or MIG layout changes with `devicePlugin`. If unset, the
+    /// change waits for them. One field manager owns the whole block.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub drain: Option<DrainRules>,
 
     /// Image of the agent on matching nodes. If unset, the operator's default image.
     #[serde(default, skip_serializing_if = "Option::is_none")]

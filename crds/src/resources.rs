@@ -99,6 +99,10 @@ pub struct WaitingDevice {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = MAX_WAITING_PODS), inner(length(max = 317)))]
     pub pods: Vec<String>,
+    /// True if the device gets another resource, another sharing, or none once its holders end, so that a drain of the
+    /// node hastens it. False for a device that another plugin gave out or that has too many time slices.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub switches: bool,
 }
 
 /// MPS control daemon of a device.

@@ -26,7 +26,7 @@
 pub mod cache;
 mod daemonsets;
 pub mod dra_nodes;
-mod drains;
+pub mod drains;
 pub mod effects;
 pub mod evictions;
 mod expected_nodes;
@@ -45,7 +45,7 @@ use crate::{
         cache::{ObjectDelta, Versioned, WatchUpdate, WriteKind},
         daemonsets::{ALWAYS, DaemonSets},
         dra_nodes::SliceOwner,
-        drains::PendingDrains,
+        drains::{PendingDrain, PendingDrains},
         effects::Effects,
         evictions::{EvictionKey, PendingEvictions},
         expected_nodes::ExpectedNodes,
@@ -62,7 +62,7 @@ use crate::{
 };
 use gpunode_crds::{ConditionType, GpuDevice, GpuNodePolicy, GpuNodeStatus, NodeCounts, PolicyMode, Reason};
 use gpunode_plan::{
-    AgentPodSettings, DISCOVERY_NAME, GpuNodeFacts, NodeDrain, NodeFacts, NodePlan, PodEviction, Policy, PolicySet,
+    AgentPodSettings, DISCOVERY_NAME, GpuNodeFacts, NodeFacts, NodePlan, PodEviction, Policy, PolicySet,
     PolicyTally, RejectedPod, RolloutPermit, RolloutStage, has_startup_taint, is_released,
     policies_delete_rejected_pods, policy_daemonset_name, policy_missing, policy_status, removal_paced, runs_discovery,
 };
@@ -191,10 +191,15 @@ impl ClusterIndex {
             IndexMessage::ResourceSlices(update) => self.slices_changed(update, now, effects),
             IndexMessage::Written(object) => self.apply_written(object, now, effects),
             IndexMessage::Finished(write) => self.apply_finished(write, now, effects),
+            IndexMessage::PodsReviewed { node, reviewed } => {
+                self.objects.set_reviewed(&node, reviewed);
+                self.drains.put(&node, PendingDrain::default());
+                self.mark(&node, WorkClass::Urgent, now, effects);
+            }
             IndexMessage::Drained { node, drain } => {
                 self.objects.set_drained(&node, drain);
                 // If a taint still evicts pods, somebody has to look again.
-                self.drains.put(&node, NodeDrain::default());
+                self.drains.put(&node, PendingDrain::default());
                 self.mark(&node, WorkClass::Urgent, now, effects);
             }
         }
@@ -489,7 +494,7 @@ impl ClusterIndex {
         self.failed.remove(name);
         self.expected.remove(name);
         self.objects.forget_node(name);
-        self.drains.put(name, NodeDrain::default());
+        self.drains.put(name, PendingDrain::default());
         self.evictions.put(name, BTreeMap::new());
         effects.forgotten.push(WorkKey::Node(name.to_owned()));
         self.count(name, PolicyNodeStatuses::new(), now, effects);
@@ -656,7 +661,11 @@ impl ClusterIndex {
         };
         let evictions = self.objects.evictions(name, plan);
         effects.evictions.extend(self.evictions.put(name, evictions));
-        if self.drains.put(name, plan.drain.clone()) {
+        let drain = PendingDrain {
+            taints: plan.drain.clone(),
+            review: plan.drain_work.review.clone(),
+        };
+        if self.drains.put(name, drain) {
             effects.drains.push(name.to_owned());
         }
         if plan.is_settled() {
@@ -1028,8 +1037,8 @@ impl ClusterIndex {
         self.evictions.get(key)
     }
 
-    /// Returns the taints that evict pods from a node; `None` if nobody has to look at its pods.
-    pub fn drain(&self, node: &str) -> Option<&NodeDrain> {
+    /// Returns why somebody has to look at the pods of a node; `None` if nobody has to.
+    pub fn drain(&self, node: &str) -> Option<&PendingDrain> {
         self.drains.get(node)
     }
 

@@ -143,6 +143,12 @@ impl Allocator {
         self.state.paused = reasons;
     }
 
+    /// Sets whether the pods on devices that switch are evicted. All shares of these devices are unhealthy then, also held
+    /// ones, so that a share that a pod leaves goes to no other pod. Returns true if this changes anything.
+    pub fn withdraw_switching(&mut self, withdraws: bool) -> bool {
+        std::mem::replace(&mut self.state.withdraws_switching, withdraws) != withdraws
+    }
+
     /// Returns true after the first observation; before it, nothing is advertised.
     pub fn is_observed(&self) -> bool {
         self.state.is_observed()

@@ -51,7 +51,8 @@ pub use health::{
 };
 pub use injection::{InjectionWays, injection, unread_cdi_file};
 pub use mig::{
-    AttemptHistory, AttemptResult, ChangeRecord, DeviceHold, DeviceUse, LayoutHolds, LayoutTarget, MigAttempt,
-    MigDecision, MigFailure, MigInputs, MigRecord, MigStep, MigWork, MigWorkKind, UsedDevices, decide, next_step,
+    AttemptHistory, AttemptResult, ChangeRecord, DeviceHold, DeviceUse, FailedDrain, LayoutHolds, LayoutTarget,
+    MigAttempt, MigDecision, MigFailure, MigInputs, MigRecord, MigStep, MigWork, MigWorkKind, UsedDevices, decide,
+    next_step,
 };
 pub use sharing::{AdvertisedResource, AdvertisedShare, Assignment, DeviceSharing, device_of};

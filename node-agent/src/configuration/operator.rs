@@ -5,7 +5,8 @@ use crate::{
     configuration::in_force::{ConfigCandidate, DesiredConfig},
     runtime::channel::send_if_new,
 };
-use gpunode_crds::{ChangeState, DisruptiveChange};
+use gpunode_crds::{ChangeState, DisruptiveChange, MigReason};
+use gpunode_gpu::FailedDrain;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use std::{sync::Arc, time::Duration};
 use tokio::{sync::watch, time::timeout};
@@ -45,14 +46,37 @@ impl ChangeRequest {
         }
     }
 
+    /// Returns true if the devices have to become free that change with the configuration with this hash: their pods are
+    /// evicted.
+    pub fn prepares(&self, hash: &str) -> bool {
+        self.of_configuration(hash)
+            .is_some_and(|change| change.state == ChangeState::Prepare)
+    }
+
+    /// Returns the failure of the drain for the configuration with this hash; none if none failed, or the next one has
+    /// begun.
+    pub fn failed_drain(&self, hash: &str) -> Option<FailedDrain> {
+        let change = self
+            .of_configuration(hash)
+            .filter(|change| change.state == ChangeState::Failed)?;
+        Some(FailedDrain {
+            reason: change.reason.map_or(MigReason::DrainTimedOut, MigReason::from),
+            message: change.message.clone().unwrap_or_default(),
+        })
+    }
+
+    fn of_configuration(&self, hash: &str) -> Option<&DisruptiveChange> {
+        self.change.as_ref().filter(|change| change.hash == hash)
+    }
+
     /// Returns the start of the change that is approved for the configuration with this hash and not finished, also not as
     /// `finished` says.
     pub fn approved(&self, hash: &str, finished: Option<&Time>) -> Option<&Time> {
-        let change = self.change.as_ref()?;
+        let change = self.of_configuration(hash)?;
         // The API server keeps whole seconds.
         let is_since = |finished: &Time| finished.0.as_second() == change.since.0.as_second();
         let is_finished = [self.finished.as_ref(), finished].into_iter().flatten().any(is_since);
-        let is_approved = change.state == ChangeState::Approved && change.hash == hash && !is_finished;
+        let is_approved = change.state == ChangeState::Approved && !is_finished;
         is_approved.then_some(&change.since)
     }
 }
@@ -195,6 +219,9 @@ mod tests {
                 state,
                 hash: "one".to_owned(),
                 since: at(7),
+                reason: None,
+                message: Some("m".to_owned()),
+                attempts: 1,
             });
             object.status = Some(status);
             ChangeRequest::of(&GpuNodeState::Present(Arc::new(object)))
@@ -211,10 +238,13 @@ mod tests {
             serde_json::json!({"finishedChange": "1970-01-01T00:00:07Z"}),
         );
         assert_eq!(over.approved("one", None), None, "finished by an earlier agent");
-        assert_eq!(
-            request(ChangeState::Prepare, serde_json::json!({})).approved("one", None),
-            None
-        );
+        let prepares = request(ChangeState::Prepare, serde_json::json!({}));
+        assert_eq!(prepares.approved("one", None), None);
+        assert!(prepares.prepares("one") && !prepares.prepares("other") && prepares.failed_drain("one").is_none());
+        let failed = request(ChangeState::Failed, serde_json::json!({}));
+        let drain = failed.failed_drain("one").unwrap();
+        assert_eq!((drain.reason, drain.message.as_str()), (MigReason::DrainTimedOut, "m"));
+        assert!(!failed.prepares("one") && failed.failed_drain("other").is_none());
         assert_eq!(ChangeRequest::default().approved("one", None), None);
     }
 

@@ -158,6 +158,11 @@ impl DeviceManager {
         self.state.change_if(|state| state.set_injection(rules))
     }
 
+    /// Sets whether the pods on devices that switch are evicted.
+    pub fn withdraw_switching(&self, withdraws: bool) {
+        self.state.change_if(|state| state.withdraw_switching(withdraws));
+    }
+
     /// Asks the kubelet for holders now rather than at the next interval.
     pub fn observe_now(&self) {
         self.holders.observe_now();

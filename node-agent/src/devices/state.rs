@@ -100,6 +100,11 @@ impl DeviceState {
         self.update_unavailable();
     }
 
+    /// Sets whether the pods on devices that switch are evicted; returns true if this changes anything.
+    pub fn withdraw_switching(&mut self, withdraws: bool) -> bool {
+        self.allocator.withdraw_switching(withdraws)
+    }
+
     /// Takes in the kubelet's answer about holders.
     pub fn observe(&mut self, observation: KubeletObservation) {
         let now = observation.started;

@@ -210,6 +210,12 @@ impl<'a> AgentState<'a> {
         Ok(())
     }
 
+    /// Withdraws the devices that change with the configuration in force while their pods are evicted.
+    pub fn prepare(&self, change: &ChangeRequest, manager: &DeviceManager) {
+        let hash = self.in_force.accepted.as_ref().map(|accepted| accepted.hash.as_str());
+        manager.withdraw_switching(hash.is_some_and(|hash| change.prepares(hash)));
+    }
+
     /// Decides about the MIG layouts of all GPUs, and publishes the work. Does nothing where no configuration has layouts.
     pub fn lay_out(
         &mut self,
@@ -235,6 +241,7 @@ impl<'a> AgentState<'a> {
         }
         let hash = self.in_force.accepted.as_ref().map_or("", |accepted| &accepted.hash);
         let approval = news.change.approved(hash, self.finished_change.as_ref()).cloned();
+        let failed_drain = news.change.failed_drain(hash);
         let (snapshot, _) = manager.snapshot();
         let before = self.layouts.holds();
         let changes = self.layouts.decide(&LayoutInputs {
@@ -244,6 +251,7 @@ impl<'a> AgentState<'a> {
             hash,
             // Without an operator, a change is its own approval.
             approved: approval.is_some() || self.saved_config.is_none(),
+            failed_drain: failed_drain.as_ref(),
             records: records.filter(|_| self.assignments.is_some()),
             now,
         });

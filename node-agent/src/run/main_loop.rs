@@ -208,6 +208,7 @@ impl MainLoop<'_> {
             self.state.evaluate(&desired_config, hardware.as_deref()).await?;
             send_if_new(&self.outputs.health_rules, self.state.health_rules());
         }
+        self.state.prepare(&self.inputs.change.borrow(), &self.manager);
         self.lay_out(hardware.as_deref(), evaluates, has_attempts);
         self.publish(hardware.as_ref()).await;
         Ok(())

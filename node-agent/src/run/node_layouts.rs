@@ -9,7 +9,7 @@ use crate::{
 use gpunode_config::AgentConfig;
 use gpunode_crds::{MigPhase, MigStatus};
 use gpunode_gpu::{
-    AttemptHistory, AttemptResult, DeviceUse, Fault, Gpu, Inventory, LayoutHolds, LayoutTarget, MigDecision, MigInputs,
+    AttemptHistory, AttemptResult, DeviceUse, FailedDrain, Fault, Gpu, Inventory, LayoutHolds, LayoutTarget, MigDecision, MigInputs,
     MigWork, MigWorkKind, UsedDevices, decide,
 };
 use jiff::Timestamp;
@@ -41,6 +41,8 @@ pub struct LayoutInputs<'a> {
     pub hash: &'a str,
     /// True if its layouts are approved.
     pub approved: bool,
+    /// Failure of the last drain for this configuration, until the next one begins.
+    pub failed_drain: Option<&'a FailedDrain>,
     /// Records of the GPUs; none before they are read.
     pub records: Option<&'a MigRecords>,
     /// Time of the decisions.
@@ -125,6 +127,7 @@ impl NodeLayouts {
                 usage: &usage,
                 fault: fault.as_deref(),
                 approved: inputs.approved,
+                failed_drain: inputs.failed_drain,
                 record,
                 run: &inputs.hardware.run,
                 attempts: self.histories.get(&gpu.uuid).unwrap_or(&none),
@@ -305,6 +308,7 @@ mod tests {
             health: &NodeHealth::default(),
             hash: "one",
             approved,
+            failed_drain: None,
             records: Some(&MigRecords::new()),
             now: at(second),
         })

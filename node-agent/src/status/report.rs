@@ -118,6 +118,7 @@ fn waiting(waiting: &gpu::PendingChange) -> WaitingDevice {
         device: waiting.device.clone(),
         message: waiting.message.chars().take(MAX_WAITING_MESSAGE).collect(),
         pods: waiting.pods.iter().take(MAX_WAITING_PODS).cloned().collect(),
+        switches: waiting.switches,
     }
 }
 

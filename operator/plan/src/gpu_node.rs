@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `change` | a write to the `GpuNode` |
 //! | `configuration` | the configuration that an agent gets in `spec.config` |
+//! | `drain` | evictions of pods on devices that change |
 //! | `requests` | requests to agents: release the GPUs, clear recovered faults, leave the GPUs to a DRA driver |
 //! | `mig_progress` | the progress of GPUs towards their MIG layouts |
 //! | `progress` | the agent's progress with its configuration, and the node's rollout stage |
@@ -14,6 +15,7 @@
 pub mod change;
 pub mod conditions;
 pub mod configuration;
+pub mod drain;
 pub mod gpu_refusal;
 pub mod mig_progress;
 pub mod progress;

@@ -51,7 +51,12 @@ pub use fleet::{
     rollout::PolicyRollout,
     tally::PolicyTally,
 };
-pub use gpu_node::{change::GpuNodeChange, conditions::ConditionsChange, configuration::missing_owner};
+pub use gpu_node::{
+    change::GpuNodeChange,
+    conditions::ConditionsChange,
+    configuration::missing_owner,
+    drain::{DrainWork, PodReview, ReviewedPods},
+};
 pub use input::{
     agent_images::{AgentImages, AgentImagesError},
     context::NodeContext,
@@ -88,7 +93,7 @@ pub use output::{
         is_daemonset_observed, is_same_daemonset, outdated_agents, policy_of_daemonset, repaired_daemonset,
         without_policy_owner,
     },
-    evictions::{PodEviction, evictions},
+    evictions::{EvictionCause, PodEviction, evictions},
     explain::{
         EntryKind, EntrySource, EntryState, Explanation, ExplanationEntry, OverriddenValue, PolicyMatch, explain,
     },

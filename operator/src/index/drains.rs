@@ -1,16 +1,25 @@
-//! Nodes from which taints evict pods. No IO.
+//! Nodes whose pods somebody has to look at. No IO.
 
-use gpunode_plan::NodeDrain;
+use gpunode_plan::{NodeDrain, PodReview};
 use std::collections::HashMap;
 
-/// Taints that evict pods, by node. Few nodes have any.
+/// Reasons to look at the pods of a node.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct PendingDrain {
+    /// Taints that evict pods.
+    pub taints: NodeDrain,
+    /// Pods that hold devices which change, before they are evicted.
+    pub review: Option<PodReview>,
+}
+
+/// The reasons, by node. Few nodes have any.
 #[derive(Debug, Default)]
-pub struct PendingDrains(HashMap<String, NodeDrain>);
+pub struct PendingDrains(HashMap<String, PendingDrain>);
 
 impl PendingDrains {
-    /// Replaces the taints of one node. Returns true if somebody has to look at its pods who did not know.
-    pub fn put(&mut self, node: &str, after: NodeDrain) -> bool {
-        if after.is_empty() {
+    /// Replaces the reasons of one node. Returns true if somebody has to look at its pods who did not know.
+    pub fn put(&mut self, node: &str, after: PendingDrain) -> bool {
+        if after.taints.is_empty() && after.review.is_none() {
             self.0.remove(node);
             return false;
         }
@@ -21,8 +30,8 @@ impl PendingDrains {
         !is_known
     }
 
-    /// Returns the taints of a node that evict pods; `None` if there are none.
-    pub fn get(&self, node: &str) -> Option<&NodeDrain> {
+    /// Returns the reasons to look at the pods of a node; `None` if there are none.
+    pub fn get(&self, node: &str) -> Option<&PendingDrain> {
         self.0.get(node)
     }
 

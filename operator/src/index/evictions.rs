@@ -45,6 +45,7 @@ impl PendingEvictions {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use gpunode_plan::EvictionCause;
     use jiff::Timestamp;
 
     fn evictions(pods: &[(&str, i64)]) -> BTreeMap<PodName, PodEviction> {
@@ -58,10 +59,13 @@ mod tests {
             (
                 pod,
                 PodEviction {
-                    device,
-                    resource,
-                    since,
-                    fault: "x".to_owned(),
+                    cause: EvictionCause::Broken {
+                        device,
+                        resource,
+                        since,
+                        fault: "x".to_owned(),
+                    },
+                    grace_seconds: None,
                 },
             )
         };

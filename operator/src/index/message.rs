@@ -7,7 +7,7 @@ use crate::index::{
     work::{PolicyStatusWrite, WorkKey},
 };
 use gpunode_crds::GpuNodePolicy;
-use gpunode_plan::{GpuNodeFacts, NodeDrain, NodeFacts};
+use gpunode_plan::{GpuNodeFacts, NodeDrain, NodeFacts, ReviewedPods};
 use k8s_openapi::api::apps::v1::DaemonSet;
 
 /// Something that the index learns.
@@ -24,6 +24,11 @@ pub enum IndexMessage {
     /// All requests of a write are over. Comes after their [`IndexMessage::Written`].
     Finished(FinishedWrite),
     /// No pod of a node has to go any more for these taints.
+    /// Somebody has read the pods of a node for its drain.
+    PodsReviewed {
+        node: String,
+        reviewed: ReviewedPods,
+    },
     Drained {
         node: String,
         drain: NodeDrain,

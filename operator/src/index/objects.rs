@@ -8,7 +8,7 @@ use crate::index::{
 use gpunode_crds::{ConditionType, GpuNodePolicy, GpuNodePolicyStatus, PolicyMode};
 use gpunode_plan::{
     AgentImages, Deselections, GpuNodeChange, GpuNodeFacts, NodeContext, NodeDrain, NodeFacts, NodeHold, NodePlan,
-    PodEviction, PodName, Policy, PolicyNodeStatus, PolicyRemovals, PolicySet, RejectedPod, RolloutPermit, evictions,
+    PodEviction, PodName, Policy, PolicyNodeStatus, PolicyRemovals, PolicySet, RejectedPod, ReviewedPods, RolloutPermit, evictions,
     find_deselections, gpu_mismatch, may_match, missing_owner, plan_writes, preview_node,
 };
 use jiff::Timestamp;
@@ -52,6 +52,8 @@ pub struct Objects {
     absences: HashMap<String, Timestamp>,
     /// Taints for which no pod has to go any more, by node. Few nodes have any.
     drained: HashMap<String, NodeDrain>,
+    /// Pods of nodes as they were read for their drains.
+    reviewed: HashMap<String, ReviewedPods>,
     /// Removals of what policies wrote that are gone.
     pub removals: PolicyRemovals,
     /// Number of plans of nodes.
@@ -78,6 +80,7 @@ impl Objects {
             deselections: HashMap::new(),
             absences: HashMap::new(),
             drained: HashMap::new(),
+            reviewed: HashMap::new(),
             removals: PolicyRemovals::default(),
             #[cfg(test)]
             plans: AtomicUsize::new(0),
@@ -235,6 +238,15 @@ impl Objects {
         self.deselections.remove(node);
         self.absences.remove(node);
         self.drained.remove(node);
+        self.reviewed.remove(node);
+    }
+
+    /// Records the pods of a node as they were read for its drain. Forgets those of nodes that are no longer drained.
+    pub fn set_reviewed(&mut self, node: &str, reviewed: ReviewedPods) {
+        self.reviewed.insert(node.to_owned(), reviewed);
+        let gpu_nodes = &self.gpu_nodes;
+        let is_drained = |node: &String| gpu_nodes.get(node).is_some_and(|it| it.preparation().is_some());
+        self.reviewed.retain(|node, _| is_drained(node));
     }
 
     /// Records for which taints no pod has to go any more.
@@ -354,6 +366,7 @@ impl Objects {
             .remembering(self.deselections.get(node))
             .absent_since(self.absences.get(node).copied())
             .drained(self.drained.get(node))
+            .reviewed(self.reviewed.get(node))
             .served_by_dra(self.dra_nodes.is_served(facts, gpu_node, now))
             .with_taint_permits(taint_permits)
             .departing(&departing)

@@ -1,5 +1,6 @@
-//! Tells the index when no pod is left on a node that does not tolerate a new taint. Only nodes that evict pods are looked at: at
-//! most `maxUnavailable` of each policy, so the pods of the cluster need no watch.
+//! Tells the index when no pod is left on a node that does not tolerate a new taint, and judges the pods of a node that is drained
+//! for a change of its GPUs. Only such nodes are looked at: at most `maxUnavailable` of each policy, so the pods of the cluster
+//! need no watch.
 
 use crate::{
     index::message::IndexMessage,
@@ -24,7 +25,7 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(2);
 /// Pause after each list, so that hundreds of nodes are no burden to the API server.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// The task that looks at the pods of nodes from which taints evict pods.
+/// The task that looks at the pods of nodes from which pods are evicted.
 pub struct DrainWatcher {
     pub context: PodContext,
     /// Client that only reads.
@@ -50,7 +51,7 @@ impl DrainWatcher {
         }
     }
 
-    /// Looks at the pods of one node, if a taint still evicts some.
+    /// Looks at the pods of one node, if there still is a reason to.
     pub async fn check(&self, node: &str) -> WorkResult {
         let Some(drain) = self.context.index.drain(node) else {
             return WorkResult::Done;
@@ -67,6 +68,17 @@ impl DrainWatcher {
             Ok(list) => list,
             Err(result) => return result,
         };
+        if let Some(review) = &drain.review {
+            // A pod that cannot be parsed is not evicted either.
+            let pods: Vec<Pod> = list.items.iter().cloned().filter_map(Lenient::into_object).collect();
+            let (node, reviewed) = (node.to_owned(), review.judge(&pods));
+            // Fails only while the process is stopping.
+            let _ = self.messages.send(IndexMessage::PodsReviewed { node, reviewed }).await;
+        }
+        let drain = drain.taints;
+        if drain.is_empty() {
+            return WorkResult::Done;
+        }
         // Nobody knows what a pod tolerates that cannot be parsed: it holds the next nodes up until the deadline.
         let pods: Option<Vec<Pod>> = list.items.into_iter().map(Lenient::into_object).collect();
         if pods.is_none_or(|pods| !drain.is_over(&pods)) {

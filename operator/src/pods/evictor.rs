@@ -1,4 +1,4 @@
-//! Evicts holders of unhealthy devices through the eviction API, which respects PodDisruptionBudgets.
+//! Evicts holders of devices that are broken or change through the eviction API, which respects PodDisruptionBudgets.
 
 use crate::{
     index::evictions::EvictionKey,
@@ -70,7 +70,7 @@ pub async fn evict(context: &PodContext, key: &EvictionKey) -> WorkResult {
         }
         Ok(EvictionResult::Evicted(reference)) => {
             context.metrics.wrote(WorkKind::Pod);
-            tracing::info!(%node, %pod, reason = %eviction, "evicted a pod");
+            tracing::info!(%node, %pod, reason = %eviction.cause, "evicted a pod");
             let message = evicted_text(node, &eviction);
             context.announce(reference, node, Reason::PodEvicted, message);
             WorkResult::Done
@@ -87,11 +87,14 @@ pub async fn evict(context: &PodContext, key: &EvictionKey) -> WorkResult {
 }
 
 fn evicted_text(node: &str, eviction: &PodEviction) -> String {
-    format!("evicted from node {node}: {eviction}")
+    format!("evicted from node {node}: {}", eviction.cause)
 }
 
 fn refused_text(node: &str, eviction: &PodEviction, answer: &str) -> String {
-    format!("waits for eviction from node {node}: {eviction}; the API server refuses so far: {answer}")
+    format!(
+        "waits for eviction from node {node}: {}; the API server refuses so far: {answer}",
+        eviction.cause
+    )
 }
 
 /// Result of an eviction.
@@ -135,6 +138,7 @@ async fn request_eviction(
             ..Default::default()
         },
         delete_options: Some(DeleteOptions {
+            grace_period_seconds: eviction.grace_seconds,
             preconditions: Some(only_this),
             ..DeleteOptions::default()
         }),

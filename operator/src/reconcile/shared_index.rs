@@ -1,7 +1,7 @@
 //! Read access to the index.
 
-use crate::index::{ClusterIndex, evictions::EvictionKey};
-use gpunode_plan::{NodeDrain, PodEviction, RejectedPod};
+use crate::index::{ClusterIndex, drains::PendingDrain, evictions::EvictionKey};
+use gpunode_plan::{PodEviction, RejectedPod};
 use jiff::Timestamp;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
@@ -21,8 +21,8 @@ impl IndexReader {
         self.read().is_plan_due(node)
     }
 
-    /// Returns the taints that evict pods from a node; `None` if nobody has to look at its pods.
-    pub fn drain(&self, node: &str) -> Option<NodeDrain> {
+    /// Returns why somebody has to look at the pods of a node; `None` if nobody has to.
+    pub fn drain(&self, node: &str) -> Option<PendingDrain> {
         self.read().drain(node).cloned()
     }
 

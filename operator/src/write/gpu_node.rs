@@ -208,6 +208,14 @@ fn merge_patch_of(step: ConfigurationStep) -> Value {
 
 /// A change as a merge patch that leaves nothing of the change before.
 fn merge_patch_of_change(change: DisruptiveChange) -> Value {
-    let DisruptiveChange { state, hash, since } = change;
-    json!({"state": state, "hash": hash, "since": since})
+    let DisruptiveChange {
+        state,
+        hash,
+        since,
+        reason,
+        message,
+        attempts,
+    } = change;
+    let attempts = (attempts > 0).then_some(attempts);
+    json!({"state": state, "hash": hash, "since": since, "reason": reason, "message": message, "attempts": attempts})
 }

@@ -30,7 +30,7 @@ pub enum Availability {
     /// Held shares stay; no container gets another one until the device changes, the containers end that have it from another
     /// plugin, or the driver answers.
     Draining,
-    /// No share is healthy: the device is gone or has a fault.
+    /// No share is healthy: the device is gone or has a fault, or its pods are evicted for its change.
     Unavailable,
 }
 
@@ -92,7 +92,8 @@ pub fn advertised_devices<'a>(state: &'a AllocatorState, resource: &str) -> Vec<
 
 fn availability(state: &AllocatorState, uuid: &str, assignment: &Assignment) -> Availability {
     let is_gone = !state.present.contains(uuid) && !state.awaits_devices();
-    if is_gone || state.unavailable_reason(uuid).is_some() {
+    let is_withdrawn = || state.withdraws_switching && state.switches(uuid);
+    if is_gone || state.unavailable_reason(uuid).is_some() || is_withdrawn() {
         Availability::Unavailable
     } else if state.paused_reason(uuid).is_some()
         || state.desired_assignment(uuid) != Some(assignment)

@@ -58,6 +58,8 @@ pub struct PendingChange {
     pub message: String,
     /// Pods that hold it, as `NAMESPACE/NAME`, in order.
     pub pods: Vec<String>,
+    /// True if the device of this node gets another assignment, or none, once nobody holds it.
+    pub switches: bool,
 }
 
 impl ContainerShares {

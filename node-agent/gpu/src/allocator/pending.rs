@@ -160,6 +160,7 @@ fn describe(state: &AllocatorState, uuid: &str) -> PendingChange {
         device: uuid.to_owned(),
         message,
         pods: pods.into_iter().collect(),
+        switches: state.switches(uuid),
     }
 }
 

@@ -68,6 +68,8 @@ pub struct AllocatorState {
     pub unavailable: BTreeMap<String, String>,
     /// Reason for each device of which containers keep their shares and get no other ones now, by UUID.
     pub paused: BTreeMap<String, String>,
+    /// True while the pods on devices that switch are evicted: no share of these devices is healthy.
+    pub withdraws_switching: bool,
     /// Resources with the free shares of one device only.
     pub withheld: BTreeSet<String>,
     /// Changes of the number of time slices that are not over yet.
@@ -87,6 +89,13 @@ impl AllocatorState {
     /// Returns the desired assignment of a device.
     pub fn desired_assignment(&self, uuid: &str) -> Option<&Assignment> {
         self.desired.as_ref().and_then(|desired| desired.get(uuid))
+    }
+
+    /// Returns true if a device of the node gets another assignment, or none, once nobody holds it.
+    pub fn switches(&self, uuid: &str) -> bool {
+        let desired = self.desired_assignment(uuid);
+        let is_wanted = || desired.is_some() || self.present.contains(uuid);
+        self.desired.is_some() && self.assigned.get(uuid) != desired && is_wanted()
     }
 
     /// Returns the reason why no share of a device is healthy now. A reason of a GPU applies to its MIG devices too.

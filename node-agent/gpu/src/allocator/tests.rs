@@ -203,6 +203,42 @@ fn a_held_device_stays_as_it_is_until_its_last_holder_is_gone_and_others_change_
 }
 
 #[test]
+fn while_pods_are_evicted_for_a_change_no_share_of_their_device_is_healthy() {
+    let held = [holding("a", "nvidia.com/gpu", &["GPU-0"])];
+    let mut test = AllocatorTest::new("", &held);
+    test.set_desired(wants(SHARED));
+    test.observe(&held);
+    let switching = test.allocator.pending_changes().remove(0);
+    assert_eq!((switching.device.as_str(), switching.switches), ("GPU-0", true));
+    let whole = |test: &AllocatorTest| test.healthy().iter().any(|(_, id)| id == "GPU-0");
+    let shared = |test: &AllocatorTest| test.healthy().iter().filter(|(_, id)| id.starts_with("GPU-1")).count();
+    assert_eq!((whole(&test), shared(&test)), (true, 2));
+
+    assert!(test.allocator.withdraw_switching(true) && !test.allocator.withdraw_switching(true));
+    assert_eq!((whole(&test), shared(&test)), (false, 2), "GPU-1 has changed already");
+    assert!(test.allocator.withdraw_switching(false));
+    assert!(whole(&test), "the eviction was given up");
+
+    test.allocator.withdraw_switching(true);
+    test.observe(&[]);
+    test.observe(&[]);
+    assert!(test.allocator.pending_changes().is_empty());
+    assert!(test.healthy().iter().any(|(_, id)| id.starts_with("GPU-0")), "it has its new shares");
+}
+
+#[test]
+fn gpu_that_left_the_node_switches_to_nothing() {
+    let held = [holding("a", "nvidia.com/gpu", &["GPU-0"])];
+    let mut test = AllocatorTest::new("", &held);
+    let mut fewer = node();
+    fewer.gpus.remove(0);
+    test.set_desired(desired_devices(&fewer, &load("").unwrap()).unwrap());
+    test.observe(&held);
+    let pending = test.allocator.pending_changes();
+    assert!(pending.iter().all(|of| !of.switches), "{pending:?}");
+}
+
+#[test]
 fn an_allocation_of_an_old_id_delays_the_change_and_one_after_it_is_refused() {
     let mut test = AllocatorTest::new("", &[]);
     test.set_desired(wants(SHARED));

@@ -37,6 +37,8 @@ pub struct MigInputs<'a> {
     pub fault: Option<&'a str>,
     /// True if the GPU may be changed to the layout of this configuration.
     pub approved: bool,
+    /// Failure of the last drain for this configuration, until the next one begins.
+    pub failed_drain: Option<&'a FailedDrain>,
     /// Record of the GPU.
     pub record: Option<&'a MigRecord>,
     /// Boot and driver load of the node.
@@ -45,6 +47,15 @@ pub struct MigInputs<'a> {
     pub attempts: &'a AttemptHistory,
     /// Time of the decision.
     pub now: Timestamp,
+}
+
+/// Failure of a drain: the pods on the devices that change did not go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FailedDrain {
+    /// Reason, as one word.
+    pub reason: MigReason,
+    /// Description, for people.
+    pub message: String,
 }
 
 /// Use of the devices of a node by containers.
@@ -594,7 +605,10 @@ impl GpuCase<'_> {
         } else {
             format!("waits until pods {} end, which hold {what}", listed(&obstruction.pods))
         };
-        let mut decision = self.decision(hold, MigPhase::Waiting, None, message);
+        let mut decision = match self.inputs.failed_drain.filter(|_| !obstruction.pods.is_empty()) {
+            Some(FailedDrain { reason, message: why }) => self.blocked(hold, *reason, format!("{why}; {message}")),
+            None => self.decision(hold, MigPhase::Waiting, None, message),
+        };
         decision.progress.attempts = self.attempts(self.inputs.hash);
         decision
     }

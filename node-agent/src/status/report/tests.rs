@@ -507,6 +507,7 @@ fn unhealthy_shares_that_nothing_else_explains_are_withheld() {
         device: "GPU-0".to_owned(),
         message: String::new(),
         pods: Vec::new(),
+        switches: true,
     }];
     assert_eq!(
         withheld(&DeviceSnapshot {
@@ -575,6 +576,7 @@ fn a_device_that_waits_is_told_and_leaves_the_node_ready() {
         device: "GPU-1".to_owned(),
         message: "ü".repeat(600),
         pods,
+        switches: false,
     }];
     let holder = |number| gpu::DeviceHolder {
         pod: format!("pod-{number}"),

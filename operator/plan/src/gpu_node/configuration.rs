@@ -1,7 +1,12 @@
 //! The configuration in `GpuNode.spec`.
 
 use crate::{
-    gpu_node::{change::GpuNodeChange, mig_progress::blocked_gpus, requests::initial_requests},
+    gpu_node::{
+        change::GpuNodeChange,
+        drain::{begun_drain, drain_stage, next_change},
+        mig_progress::{blocked_gpus, has_phase},
+        requests::initial_requests,
+    },
     input::{
         context::NodeContext, facts::NodeFacts, gpu_node_facts::GpuNodeFacts, mig_manager::runs_mig_manager,
         policies::Policy,
@@ -12,7 +17,7 @@ use crate::{
 use gpunode_config::CONFIG_VERSION;
 use gpunode_crds::{
     ChangeState, Configuration, ConfigurationStep, DisruptiveChange, GpuNode, GpuNodeSpec, GpuNodeStatus,
-    MAX_FAILED_MESSAGE, NodeWaiting,
+    MAX_FAILED_MESSAGE, MigPhase, NodeWaiting,
 };
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{OwnerReference, Time};
@@ -101,7 +106,7 @@ pub fn configuration_change(
         (Some(policy), Some(gpu_node)) => {
             let desired = desired_configuration(policy).filter(|_| configuration_obstacle(policy, context).is_none());
             match (desired, &gpu_node.spec.config) {
-                (None, _) if is_mig_managed(policy, node) => withdraw_approval(gpu_node),
+                (None, _) if is_mig_managed(policy, node) => withdraw_change(gpu_node),
                 (None, _) => GpuNodeChange::None,
                 (Some(desired), Some(current)) if desired == *current => {
                     step_change(gpu_node, policy, stage, is_permitted, context)
@@ -155,7 +160,7 @@ fn step_change(
     let mut change = gpu_node
         .change
         .clone()
-        .filter(|_| !loses_change(gpu_node, stage, context));
+        .filter(|_| !loses_change(gpu_node, policy, stage, context));
     let unfinished = gpu_node.unfinished_step();
     match stage {
         // An older agent does not say that it has finished the step. Left in the spec, it would count again in an outage.
@@ -174,7 +179,20 @@ fn step_change(
             step = Some(new_step(gpu_node, policy, now));
         }
         Some(RolloutStage::Pending) if is_permitted => {
-            (step, change) = (None, new_approval(gpu_node, now));
+            let is_free = context
+                .status()
+                .is_some_and(|status| has_phase(status, MigPhase::AwaitingApproval));
+            let next = if is_free {
+                new_change(gpu_node, ChangeState::Approved, now)
+            } else {
+                begun_drain(gpu_node, now)
+            };
+            (step, change) = (None, next);
+        }
+        Some(RolloutStage::Stepping) if change.is_some() => {
+            if let Ok(next) = next_change(gpu_node, policy, context) {
+                change = next;
+            }
         }
         _ => {}
     }
@@ -189,17 +207,29 @@ fn step_change(
 }
 
 /// Returns true if the change in the spec belongs to another configuration, or is an unfinished approval and the node must not
-/// change: its GPUs are released or served by a DRA driver, or it is down for longer than a step may take.
-fn loses_change(gpu_node: &GpuNodeFacts, stage: Option<&RolloutStage>, context: NodeContext<'_>) -> bool {
+/// change: its GPUs are released or served by a DRA driver, or it is down for longer than a step may take. A drain, and what
+/// is left of one, goes with its reason.
+fn loses_change(
+    gpu_node: &GpuNodeFacts,
+    policy: &Policy,
+    stage: Option<&RolloutStage>,
+    context: NodeContext<'_>,
+) -> bool {
+    // The memory of a drain that failed outlives an outage.
+    let may_end = gpu_node.preparation().is_some() || (gpu_node.failed_drain().is_some() && !context.is_down());
+    if may_end && drain_stage(policy, context).is_none() {
+        return true;
+    }
     let keeps_place = matches!(stage, Some(RolloutStage::Stepping | RolloutStage::Stopped(_)));
     let must_not_change = context.is_released() || context.is_served_by_dra() || (!context.node.ready && !keeps_place);
     let is_void = gpu_node.change.as_ref().is_some_and(|change| gpu_node.is_void(change));
     is_void || (must_not_change && gpu_node.unfinished_approval().is_some())
 }
 
-/// Returns the change that takes an unfinished approval back; none if there is none. What the agent has begun it finishes.
-pub fn withdraw_approval(gpu_node: &GpuNodeFacts) -> GpuNodeChange {
-    if gpu_node.unfinished_approval().is_none() {
+/// Returns the change that ends a drain, or takes an unfinished approval back; none if there is neither. What the agent has begun
+/// it finishes.
+pub fn withdraw_change(gpu_node: &GpuNodeFacts) -> GpuNodeChange {
+    if gpu_node.unfinished_approval().is_none() && gpu_node.preparation().is_none() {
         return GpuNodeChange::None;
     }
     GpuNodeChange::Step {
@@ -218,13 +248,16 @@ fn new_step(gpu_node: &GpuNodeFacts, policy: &Policy, now: Timestamp) -> Configu
     }
 }
 
-/// Returns the approval of what the configuration in the spec needs.
-fn new_approval(gpu_node: &GpuNodeFacts, now: Timestamp) -> Option<DisruptiveChange> {
+/// Returns a change to this state for what the configuration in the spec needs.
+pub fn new_change(gpu_node: &GpuNodeFacts, state: ChangeState, now: Timestamp) -> Option<DisruptiveChange> {
     let before = gpu_node.change.as_ref().map(|change| change.since.0);
     Some(DisruptiveChange {
-        state: ChangeState::Approved,
+        state,
         hash: gpu_node.configuration()?.hash.clone(),
         since: Time(unused_second([before, gpu_node.finished_change], now)),
+        reason: None,
+        message: None,
+        attempts: 0,
     })
 }
 
@@ -242,12 +275,14 @@ fn unused_second(taken: [Option<Timestamp>; 2], now: Timestamp) -> Timestamp {
 /// none of a node that is down, whose agent reports pods that may have ended long ago.
 pub fn waiting_devices(context: NodeContext<'_>) -> Vec<NodeWaiting> {
     let status = context.status().filter(|_| context.node.ready);
+    let failed = context.gpu_node.and_then(GpuNodeFacts::failed_drain);
+    let failed = failed.and_then(|failed| failed.message.clone());
     let devices = status.into_iter().flat_map(|status| &status.waiting);
     let waiting = devices.map(|it| NodeWaiting {
         node: context.node.name.clone(),
         device: it.device.clone(),
         pods: it.pods.clone(),
-        message: None,
+        message: failed.clone().filter(|_| it.switches),
     });
     waiting.chain(blocked_gpus(context)).collect()
 }

@@ -69,7 +69,11 @@ pub fn mig_failure(status: &GpuNodeStatus) -> Option<(Reason, String)> {
 /// Returns the GPUs of a node that something other than pods keeps from their layout for a while; none of a node that is down.
 pub fn blocked_gpus(context: NodeContext<'_>) -> impl Iterator<Item = NodeWaiting> {
     let status = context.status().filter(|_| context.node.ready);
-    let blocked = |(_, mig): &(&GpuDevice, &MigStatus)| mig.phase == MigPhase::Blocked && may_pass(mig);
+    let blocked = |(_, mig): &(&GpuDevice, &MigStatus)| {
+        // The devices of a drain that failed wait with the message of it.
+        let is_of_drain = matches!(mig.reason, Some(MigReason::CannotEvict | MigReason::DrainTimedOut));
+        mig.phase == MigPhase::Blocked && may_pass(mig) && !is_of_drain
+    };
     let blocked = status.into_iter().flat_map(gpus).filter(blocked);
     blocked.map(move |(gpu, mig)| NodeWaiting {
         node: context.node.name.clone(),

@@ -6,6 +6,7 @@
 use crate::{
     gpu_node::{
         configuration::{ConfigurationObstacle, configuration_obstacle, desired_configuration},
+        drain::{DrainStage, drain_stage},
         mig_progress::{failed_change, has_phase, mig_failure, unfinished_change},
         progress_messages::{
             INVALID_CONFIGURATION, NO_DEVICE_PLUGIN, NO_READY_CONDITION, NODE_NOT_READY, OTHER_CONFIGURATION, RELEASED,
@@ -54,7 +55,11 @@ pub fn outcome_in_force(
     };
     let deadline = ProgressDeadline::of(governing, context);
     match outcome_of(assigned, deadline, context) {
-        (PolicyOutcome::Ready, None) => mig_outcome(deadline, context),
+        (PolicyOutcome::Ready, None) => match drain_stage(governing, context) {
+            Some(DrainStage::Due) => (PolicyOutcome::Updating, None),
+            Some(DrainStage::UnderWay(end)) => (PolicyOutcome::Updating, Some(end)),
+            Some(DrainStage::Postponed(_)) | None => mig_outcome(deadline, context),
+        },
         outcome => outcome,
     }
 }
@@ -124,6 +129,13 @@ pub fn rollout_stage(governing: &Policy, context: NodeContext<'_>) -> Option<(Ro
         && let Some(stage) = approved_stage(&outcome, is_desired, deadline, context)
     {
         return Some(stage);
+    }
+    let works = outcome == PolicyOutcome::Ready && !has_failed_gpu;
+    match drain_stage(governing, context).filter(|_| is_desired) {
+        Some(DrainStage::UnderWay(end)) => return Some((RolloutStage::Stepping, Some(end))),
+        Some(DrainStage::Due) if works => return Some((RolloutStage::Pending, None)),
+        Some(DrainStage::Postponed(until)) if works => return Some((RolloutStage::Done, Some(until))),
+        Some(DrainStage::Due | DrainStage::Postponed(_)) | None => {}
     }
     let is_stepping = gpu_node.unfinished_step().is_some_and(|step| step.failed.is_none());
     // Maps the outcome to a stage, depending on a step under way.

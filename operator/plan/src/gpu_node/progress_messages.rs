@@ -2,10 +2,12 @@
 
 use crate::input::mig_manager::{MIG_MANAGER_DEPLOYED, MIG_MANAGER_STATE};
 use gpunode_crds::{MigPhase, named, plural};
-use jiff::SignedDuration;
+use jiff::{SignedDuration, Timestamp};
 
 /// Maximum number of fields that a message names.
 const MAX_FIELDS: usize = 4;
+/// Maximum number of pods that a message names.
+const MAX_PODS: usize = 5;
 
 /// The node is down.
 pub const NODE_NOT_READY: &str = "the node is not Ready; see the kubelet on it";
@@ -74,6 +76,19 @@ pub fn hand_over_pending(serving: &str, policy: &str, node: &str) -> String {
         "the agent of policy {serving} still serves the node; the agent of policy {policy} has not taken over; see its pod on \
          {node}"
     )
+}
+
+/// The pods on devices that change did not end in time.
+pub fn pods_stayed(pods: &[String], timeout: SignedDuration) -> String {
+    match pods {
+        [] => format!("processes or open handles stayed on what has to go for drain.timeout ({timeout:#})"),
+        pods => format!("{} did not end within drain.timeout ({timeout:#})", named(pods, MAX_PODS)),
+    }
+}
+
+/// A drain failed; the next one begins at this moment.
+pub fn drain_failed(cause: &str, next: Timestamp) -> String {
+    format!("drain: {cause}; the GPUs are offered as before, and the next drain begins after {next:.0}")
 }
 
 /// The agent reports a resource that the scheduler does not see.

@@ -1,6 +1,7 @@
 //! Everything that is known of one node at one moment.
 
 use crate::{
+    gpu_node::drain::ReviewedPods,
     input::{deselection::Deselections, facts::NodeFacts, gpu_node_facts::GpuNodeFacts, release::is_released},
     node_drain::NodeDrain,
 };
@@ -29,6 +30,8 @@ pub struct NodeContext<'a> {
     pub absent_since: Option<Timestamp>,
     /// Taints from which no pod has to go any more, as the operator remembers.
     pub(crate) drained: Option<&'a NodeDrain>,
+    /// Pods of the node as they were read for its drain.
+    pub(crate) reviewed_pods: Option<&'a ReviewedPods>,
     /// True if NVIDIA's DRA driver serves the node's GPUs; `None` if nobody knows, and the `GpuNode` has what was known last.
     served_by_dra: Option<bool>,
     /// Policies whose new taints may evict pods; `None` for every policy.
@@ -50,6 +53,7 @@ impl<'a> NodeContext<'a> {
             deselections: None,
             absent_since: None,
             drained: None,
+            reviewed_pods: None,
             served_by_dra: None,
             taint_permits: None,
             departing: None,
@@ -73,6 +77,12 @@ impl<'a> NodeContext<'a> {
     #[must_use]
     pub fn drained(self, drained: Option<&'a NodeDrain>) -> Self {
         Self { drained, ..self }
+    }
+
+    /// Adds the pods of the node as they were read for its drain.
+    #[must_use]
+    pub fn reviewed(self, reviewed_pods: Option<&'a ReviewedPods>) -> Self {
+        Self { reviewed_pods, ..self }
     }
 
     /// Adds whether NVIDIA's DRA driver serves the node's GPUs, if that is known.

@@ -118,9 +118,24 @@ impl GpuNodeFacts {
 
     /// Returns the approval of a change under the configuration in the spec, unless the agent has finished it.
     pub fn unfinished_approval(&self) -> Option<&DisruptiveChange> {
-        self.change.as_ref().filter(|change| {
-            change.state == ChangeState::Approved && !self.is_void(change) && !self.has_finished_change(change)
-        })
+        self.change_in(ChangeState::Approved)
+            .filter(|change| !self.has_finished_change(change))
+    }
+
+    /// Returns the drain under way for the configuration in the spec.
+    pub fn preparation(&self) -> Option<&DisruptiveChange> {
+        self.change_in(ChangeState::Prepare)
+    }
+
+    /// Returns the last drain for the configuration in the spec, if it failed.
+    pub(crate) fn failed_drain(&self) -> Option<&DisruptiveChange> {
+        self.change_in(ChangeState::Failed)
+    }
+
+    fn change_in(&self, state: ChangeState) -> Option<&DisruptiveChange> {
+        self.change
+            .as_ref()
+            .filter(|change| change.state == state && !self.is_void(change))
     }
 
     /// Returns the start of the last change if the agent has finished it.
@@ -312,12 +327,13 @@ fn reduced_mig(mig: MigStatus) -> MigStatus {
 }
 
 /// Replaces UUIDs of GPUs by their places where they only say which devices of the resources are which GPUs, so that
-/// nodes with equal GPUs have equal statuses. Configurations may select MIG devices by UUID; evictions, and GPUs that
-/// cannot get their layout, name the device.
+/// nodes with equal GPUs have equal statuses. Configurations may select MIG devices by UUID; evictions, devices that wait
+/// for their change, and GPUs that cannot get their layout, name the device.
 fn number_devices(status: &mut GpuNodeStatus) {
     let is_blocked = |gpu: &GpuDevice| gpu.mig.as_ref().is_some_and(|mig| mig.phase == MigPhase::Blocked);
     let has_names = |gpu: &GpuDevice| !gpu.mig_devices.is_empty() || is_blocked(gpu);
-    if status.gpus.iter().any(has_names) || !status.holders.is_empty() {
+    let are_named = !status.holders.is_empty() || status.waiting.iter().any(|waiting| waiting.switches);
+    if status.gpus.iter().any(has_names) || are_named {
         return;
     }
     let mut places = HashMap::new();

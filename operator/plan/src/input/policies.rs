@@ -7,7 +7,7 @@ use crate::{
 };
 use gpunode_config::{AgentConfig, ConfigDocument, MigStrategy, ResourceConfig};
 use gpunode_crds::{
-    AUTOSCALER_STARTUP_PREFIX, Configuration, GpuNodePolicy, GpuNodeStatus, NOT_READY_TAINT, OnConflict, PolicyMode,
+    AUTOSCALER_STARTUP_PREFIX, Configuration, DrainRules, GpuNodePolicy, GpuNodeStatus, NOT_READY_TAINT, OnConflict, PolicyMode,
     RolloutPace, StartupTaint, UnhealthyTaint, is_gpunode_key, is_kubernetes_key,
 };
 use gpunode_gpu::InjectionWays;
@@ -45,6 +45,8 @@ pub struct Policy {
     pub deletes_rejected_pods: bool,
     /// Pace of a change of the device plugin.
     pub pace: RolloutPace,
+    /// Rules of its drains; none if its changes wait for the pods.
+    pub drain: Option<DrainRules>,
     /// Reason why its spec is invalid, if it is.
     pub refusal: Option<String>,
     /// Moment at which somebody changed it last; none if nobody knows.
@@ -266,6 +268,7 @@ impl Policy {
             evicts_pods: spec.evict_pods == Some(true),
             deletes_rejected_pods: spec.delete_rejected_pods == Some(true),
             pace: spec.rollout.clone().unwrap_or_default(),
+            drain: spec.drain.clone().filter(DrainRules::evicts),
             changed: changed(policy),
             leaves_at: None,
             refusal: (!refusals.is_empty()).then(|| refusals.join("; ")),

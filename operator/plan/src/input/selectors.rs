@@ -4,8 +4,10 @@ use crate::input::visible_labels::VisibleLabels;
 use globset::{Glob, GlobMatcher};
 use gpunode_config::MemoryMiB;
 use gpunode_crds::{
-    GpuDevice, GpuNodePolicySpec, GpuSelector, NodeSelector, NodeSelectorRequirement, SelectorOperator,
+    EvictablePods, GpuDevice, GpuNodePolicySpec, GpuSelector, NodeSelector, NodeSelectorRequirement, PodSelector,
+    SelectorOperator,
 };
+use k8s_openapi::api::core::v1::Pod;
 
 /// Node selector and GPU selector of a policy, with compiled globs.
 #[derive(Clone, Debug)]
@@ -148,12 +150,26 @@ fn matches(selector: &NodeSelector, labels: VisibleLabels<'_>) -> bool {
         && selector
             .match_expressions
             .iter()
-            .all(|requirement| holds(requirement, labels))
+            .all(|requirement| holds(requirement, labels.get(&requirement.key)))
 }
 
-/// Returns true if one expression holds.
-pub fn holds(requirement: &NodeSelectorRequirement, labels: VisibleLabels<'_>) -> bool {
-    let value = labels.get(&requirement.key);
+/// Returns true if a pod is one of those that may be evicted.
+pub fn matches_pod(rule: &EvictablePods, pod: &Pod) -> bool {
+    let labels = pod.metadata.labels.as_ref();
+    let value = |key: &String| labels.and_then(|labels| labels.get(key)).map(String::as_str);
+    let PodSelector {
+        match_labels,
+        match_expressions,
+    } = &rule.pod_selector;
+    pod.metadata.namespace.as_ref() == Some(&rule.namespace)
+        && match_labels.iter().all(|(key, wanted)| value(key) == Some(wanted))
+        && match_expressions
+            .iter()
+            .all(|requirement| holds(requirement, value(&requirement.key)))
+}
+
+/// Returns true if an expression holds for the value of its label.
+pub fn holds(requirement: &NodeSelectorRequirement, value: Option<&str>) -> bool {
     let listed = value.is_some_and(|value| requirement.values.iter().any(|listed| listed == value));
     match requirement.operator {
         SelectorOperator::In => listed,

@@ -6,7 +6,9 @@ use crate::{
         change::GpuNodeChange,
         conditions::conditions_change,
         configuration::{configuration_change, is_mig_managed, is_writable, needs_mps, waiting_devices},
+        drain::{drain_work, reconfiguring_taint, wants_taint},
         gpu_refusal::gpu_refusal,
+        mig_progress::has_phase,
         progress::{agent_outcome, rollout_stage},
         progress_messages::NODE_NOT_READY,
         requests::unreadable_annotation,
@@ -42,7 +44,7 @@ use crate::{
     taint::TaintKey,
     time::earliest,
 };
-use gpunode_crds::{POLICY_LABEL_PREFIX, PolicyMode, Reason, UNHEALTHY_TAINT, policy_label};
+use gpunode_crds::{MigPhase, POLICY_LABEL_PREFIX, PolicyMode, RECONFIGURING_TAINT, Reason, UNHEALTHY_TAINT, policy_label};
 use jiff::Timestamp;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -130,6 +132,14 @@ impl<'a> DesiredNode<'a> {
         };
         let startup = StartupTaints::new(policies, &matched, promise, permit, record, context);
         let (unhealthy, unhealthy_from) = unhealthy_taints(&matched, permit, context);
+        let is_free = |status| has_phase(status, MigPhase::AwaitingApproval);
+        let begins_drain = permit == RolloutPermit::Granted
+            && matches!(stage, Some((RolloutStage::Pending, _)))
+            && !context.status().is_some_and(is_free);
+        let reconfiguring = governing.filter(|policy| {
+            let has_taint = record.taints.owned.contains_key(&reconfiguring_taint());
+            permit != RolloutPermit::Simulated && wants_taint(policy, has_taint, begins_drain, context)
+        });
         // Taints in a policy's spec win over those that come and go.
         let ComposedKeys {
             desired,
@@ -139,6 +149,10 @@ impl<'a> DesiredNode<'a> {
         let mut held_taints: BTreeSet<TaintKey> = disputed.keys().cloned().collect();
         let mut taints = startup.desired.clone();
         taints.extend(unhealthy);
+        taints.extend(reconfiguring.map(|policy| {
+            let value = DesiredValue::by_gpunode("", Some(policy));
+            (reconfiguring_taint(), value)
+        }));
         taints.retain(|id, _| !disputed.contains_key(id));
         taints.extend(desired);
         let may_come_back = record.policies.iter().any(|policy| context.is_missing(policy));
@@ -243,7 +257,7 @@ impl<'a> DesiredNode<'a> {
             .filter(|(id, _)| !self.held_taints.contains(*id))
         {
             // What comes and goes ends as the policies that can be read decide.
-            if self.startup.has_ended(key) || has_rule(&self.matched, key) {
+            if self.startup.has_ended(key) || has_rule(&self.matched, key) || *key == reconfiguring_taint() {
                 continue;
             }
             let was_taken_over = record.taints.before.contains_key(key);
@@ -381,6 +395,10 @@ impl<'a> DesiredNode<'a> {
             ..NodePlan::default()
         };
         if plan.gpu_node == GpuNodeChange::None {
+            plan.drain_work = self
+                .governing
+                .map(|policy| drain_work(policy, context))
+                .unwrap_or_default();
             let conditions = fact_labels_condition(node, &self.labels, &claims.labels, &self.unfit_facts)
                 .into_iter()
                 .chain(conflict_condition(&plan.conflicts, &plan.disagreements))
@@ -532,7 +550,7 @@ fn keeps_configuration_of(policy: &str) -> String {
 
 /// Returns true for taints that only gpunode uses.
 fn is_temporary(id: &TaintKey, startup: &StartupTaints) -> bool {
-    id.key == UNHEALTHY_TAINT || startup.is_ours(id)
+    id.key == UNHEALTHY_TAINT || id.key == RECONFIGURING_TAINT || startup.is_ours(id)
 }
 
 /// Returns the policy whose configuration the node has, if it is gone and its removal has not reached the node.

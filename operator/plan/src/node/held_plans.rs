@@ -4,7 +4,8 @@ use crate::{
     gpu_node::{
         change::GpuNodeChange,
         conditions::conditions_change,
-        configuration::{waiting_devices, withdraw_approval},
+        configuration::{waiting_devices, withdraw_change},
+        drain::reconfiguring_taint,
         gpu_refusal::gpu_refusal,
         progress::{outcome_in_force, rollout_stage},
         requests::unreadable_annotation,
@@ -57,8 +58,8 @@ fn held(matched: &[&Policy], hold: NodeHold, outcome: impl Fn(String) -> PolicyO
 }
 
 /// Returns the plan for a node on which a paused policy owns keys. The outcome of the paused policy is that of the
-/// configuration it has there. gpunode still removes what it set for a time, once its condition holds, and takes back an approval
-/// that the agent has not carried out.
+/// configuration it has there. gpunode still removes what it set for a time, once its condition holds, ends a drain, and takes
+/// back an approval that the agent has not carried out.
 pub fn held_by_pause(
     first: &Policy,
     paused: &[&Policy],
@@ -69,7 +70,7 @@ pub fn held_by_pause(
 ) -> NodePlan {
     let outcome = |message| PolicyOutcome::conflicted(Reason::Paused, message);
     let mut plan = held(matched, NodeHold::Paused(first.name.clone()), outcome);
-    plan.gpu_node = context.gpu_node.map(withdraw_approval).unwrap_or_default();
+    plan.gpu_node = context.gpu_node.map(withdraw_change).unwrap_or_default();
     if plan.gpu_node == GpuNodeChange::None {
         let kept = [ConditionType::Conflict, ConditionType::FactLabels];
         let desired = unreadable_annotation(context.node).into_iter().collect();
@@ -102,6 +103,9 @@ fn remove_what_ended(plan: &mut NodePlan, policies: &PolicySet, record: &NodeRec
         Some(node.boot.clone())
     };
     ended.extend(ended_unhealthy_taints(policies, record, context));
+    // A held node is not drained.
+    let id = reconfiguring_taint();
+    ended.extend(record.taints.owned.contains_key(&id).then_some(id));
     let in_use: BTreeSet<String> = record
         .resources
         .iter()

@@ -1,7 +1,7 @@
 //! The result of planning one node: the writes, and the outcome of each policy.
 
 use crate::{
-    gpu_node::{change::GpuNodeChange, conditions::ConditionsChange},
+    gpu_node::{change::GpuNodeChange, conditions::ConditionsChange, drain::DrainWork},
     node::{compose::Disagreement, conflicts::KeyConflict, hold::NodeHold, settled::SettledNode},
     node_drain::NodeDrain,
     outcome::{PolicyNodeStatus, PolicyOutcome, PolicyOverride},
@@ -51,6 +51,8 @@ pub struct NodePlan {
     pub taint_stages: BTreeMap<String, RolloutStage>,
     /// Taints that evict pods from the node.
     pub drain: NodeDrain,
+    /// Work of a drain for a change of the node's GPUs.
+    pub drain_work: DrainWork,
     /// True if the node keeps another configuration, or MIG layout, only for lack of a permit.
     pub waits: bool,
     /// Moment to plan again though nothing changed.

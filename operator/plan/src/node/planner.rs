@@ -2,7 +2,7 @@
 
 use crate::{
     fact_labels::gpu_labels,
-    gpu_node::{change::GpuNodeChange, requests::requests_change},
+    gpu_node::{change::GpuNodeChange, configuration::withdraw_change, requests::requests_change},
     input::{
         context::NodeContext,
         facts::NodeFacts,
@@ -73,6 +73,7 @@ fn plan_and_result(permit: RolloutPermit, policies: &PolicySet, context: NodeCon
     let (mut plan, after) = if is_ignored {
         let plan = NodePlan {
             hold: Some(NodeHold::Ignored),
+            gpu_node: ended_drain(context),
             ..NodePlan::default()
         };
         (plan, context.node.clone())
@@ -98,6 +99,12 @@ fn plan_and_result(permit: RolloutPermit, policies: &PolicySet, context: NodeCon
         plan.conditions = None;
     }
     (plan, after)
+}
+
+/// Returns the end of a drain on an ignored node, which would withhold its GPUs for as long; nothing else is written there.
+fn ended_drain(context: NodeContext<'_>) -> GpuNodeChange {
+    let drained = context.gpu_node.filter(|gpu_node| gpu_node.preparation().is_some());
+    drained.map(withdraw_change).unwrap_or_default()
 }
 
 /// Adds the effect of each matching policy in mode Preview that `is_wanted`. `context` has the node as it is once the

@@ -1,4 +1,4 @@
-//! Evictions of pods that hold a broken GPU or MIG device. Pods on other unhealthy devices stay.
+//! Evictions of pods that hold a broken GPU or MIG device, or one that changes. Pods on other unhealthy devices stay.
 
 use crate::{
     input::{
@@ -9,49 +9,109 @@ use crate::{
     pods::{self, PodName},
 };
 use gpunode_crds::MAX_HOLDERS;
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::Pod;
-use std::{collections::BTreeMap, fmt};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+};
 
-/// Reason to evict a pod. An agent reports holders by name, so check the pod before ([`PodEviction::is_of`]).
+/// Time after the start of a drain in which a pod may have got a share that was not withdrawn yet.
+const LATE_ALLOCATION: SignedDuration = SignedDuration::from_secs(30);
+
+/// Eviction of a pod. An agent reports holders by name, so check the pod before ([`PodEviction::is_of`]).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodEviction {
-    /// UUID of the device that the pod holds.
-    pub device: String,
-    /// Resource through which the pod got the device.
-    pub resource: String,
-    /// Moment since which the device is unhealthy, by the node's clock.
-    pub since: Timestamp,
-    /// Fault of the device, for people.
-    pub fault: String,
+    /// Reason for it.
+    pub cause: EvictionCause,
+    /// Grace period in seconds; none for that of the pod.
+    pub grace_seconds: Option<i64>,
 }
 
-impl fmt::Display for PodEviction {
+/// Reason to evict a pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum EvictionCause {
+    /// The pod holds a broken device.
+    Broken {
+        /// UUID of the device.
+        device: String,
+        /// Resource through which the pod got the device.
+        resource: String,
+        /// Moment since which the device is unhealthy, by the node's clock.
+        since: Timestamp,
+        /// Fault of the device, for people.
+        fault: String,
+    },
+    /// The pod holds a device that changes.
+    Change {
+        /// Resources of the node.
+        resources: BTreeSet<String>,
+        /// Start of the drain.
+        since: Timestamp,
+    },
+    /// The pod may have an open handle on a device that changes, and the policy names it.
+    OpenHandle {
+        /// Start of the drain.
+        since: Timestamp,
+    },
+}
+
+impl fmt::Display for EvictionCause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "it holds {}, which is broken: {}", self.device, self.fault)
+        match self {
+            Self::Broken { device, fault, .. } => write!(f, "it holds {device}, which is broken: {fault}"),
+            Self::Change { .. } => write!(f, "it holds a GPU that changes, and the policy has drain.policy Evict"),
+            Self::OpenHandle { .. } => write!(f, "it keeps a GPU open that changes, and drain.evict of the policy names it"),
+        }
     }
 }
 
 impl PodEviction {
-    /// Returns true if the pod of this name really holds the device: it runs on the node, requests the resource, and started before
-    /// the device failed. A later pod of the same name got another device, and a forged report evicts no pod that requests no
-    /// device.
+    /// Returns true if the eviction is about this pod: it runs on the node, requests a resource of the device, and is no later pod
+    /// of the same name, which got another device. A forged report evicts no pod that requests no device.
     pub fn is_of(&self, pod: &Pod, node: &str) -> bool {
         let (spec, status) = (pod.spec.as_ref(), pod.status.as_ref());
         let is_there = spec.and_then(|spec| spec.node_name.as_deref()) == Some(node);
         let is_over = pod.metadata.deletion_timestamp.is_some() || pods::has_ended(pod);
-        // Both times are by the node's clock; this one is rounded down to seconds.
-        let started = status.and_then(|status| status.start_time.as_ref());
-        let was_before = started.is_some_and(|time| time.0 <= self.since);
-        let requests = spec.is_some_and(|spec| pods::extended_resources(spec).any(|name| *name == self.resource));
-        requests && is_there && !is_over && was_before && !pods::is_mirror(pod)
+        let requests = |is_one: &dyn Fn(&String) -> bool| {
+            spec.is_some_and(|spec| pods::extended_resources(spec).any(|name| is_one(name)))
+        };
+        let created_until = |end: Timestamp| {
+            let created = pod.metadata.creation_timestamp.as_ref();
+            created.is_some_and(|created| created.0 <= end)
+        };
+        let late = |since: &Timestamp| since.saturating_add(LATE_ALLOCATION).unwrap_or(Timestamp::MAX);
+        let is_meant = match &self.cause {
+            EvictionCause::Broken { resource, since, .. } => {
+                // Both times are by the node's clock; this one is rounded down to seconds.
+                let started = status.and_then(|status| status.start_time.as_ref());
+                started.is_some_and(|time| time.0 <= *since) && requests(&|name| name == resource)
+            }
+            EvictionCause::Change { resources, since } => {
+                created_until(late(since)) && requests(&|name| resources.contains(name))
+            }
+            EvictionCause::OpenHandle { since } => created_until(late(since)),
+        };
+        is_meant && is_there && !is_over && !pods::is_mirror(pod)
     }
 }
 
-/// Returns the pods of a node to evict, at most as many as a `GpuNode` has holders. `plan` is the plan for that node.
+/// Returns the pods of a node to evict, at most as many as a `GpuNode` has holders, and those of its drain. `plan` is the plan for
+/// that node.
 ///
 /// A held node, a node whose GPUs are released, and a node whose kubelet does not answer keep their pods.
 pub fn evictions(
+    policies: &PolicySet,
+    plan: &NodePlan,
+    node: &NodeFacts,
+    gpu_node: Option<&GpuNodeFacts>,
+) -> BTreeMap<PodName, PodEviction> {
+    let mut evictions = plan.drain_work.evictions.clone();
+    evictions.extend(evictions_of_broken(policies, plan, node, gpu_node));
+    evictions
+}
+
+fn evictions_of_broken(
     policies: &PolicySet,
     plan: &NodePlan,
     node: &NodeFacts,
@@ -75,7 +135,7 @@ pub fn evictions(
     if broken.is_empty() || plan.hold.is_some() || !node.ready || spec.release || is_released(node) || !is_wanted() {
         return BTreeMap::new();
     }
-    let mut evictions: BTreeMap<PodName, PodEviction> = BTreeMap::new();
+    let mut evictions: BTreeMap<PodName, (Timestamp, PodEviction)> = BTreeMap::new();
     for holder in status.holders.iter().take(MAX_HOLDERS) {
         let Some((since, fault)) = broken.get(holder.device.as_str()) else {
             continue;
@@ -85,20 +145,23 @@ pub fn evictions(
             name: holder.pod.clone(),
         };
         let (device, resource) = (holder.device.clone(), holder.resource.clone());
-        let of_device = PodEviction {
+        // Keeps the device that failed last: a pod that started before holds it.
+        if evictions.get(&pod).is_some_and(|(other, _)| other >= since) {
+            continue;
+        }
+        let cause = EvictionCause::Broken {
             device,
             resource,
             since: *since,
             fault: fault.clone(),
         };
-        match evictions.get_mut(&pod) {
-            // Keeps the device that failed last: a pod that started before holds it.
-            Some(other) if other.since >= of_device.since => {}
-            Some(other) => *other = of_device,
-            None => drop(evictions.insert(pod, of_device)),
-        }
+        let grace_seconds = None;
+        evictions.insert(pod, (*since, PodEviction { cause, grace_seconds }));
     }
     evictions
+        .into_iter()
+        .map(|(pod, (_, eviction))| (pod, eviction))
+        .collect()
 }
 
 #[cfg(test)]

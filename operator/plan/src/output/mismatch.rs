@@ -225,7 +225,7 @@ fn label_mismatches(selector: &NodeSelector, labels: VisibleLabels<'_>) -> Vec<S
         .match_expressions
         .iter()
         .enumerate()
-        .filter(|(_, it)| !holds(it, labels));
+        .filter(|(_, it)| !holds(it, labels.get(&it.key)));
     let expressions = expressions.map(|(index, it)| {
         let key = &it.key;
         let actual = actual_value(key, labels);

@@ -8,6 +8,7 @@
 
 mod daemonsets;
 mod departing;
+mod drains;
 mod deselected;
 mod explanations;
 mod fact_labels;

@@ -52,6 +52,9 @@ fn approved(mut world: World, minutes: i64) -> World {
         state: ChangeState::Approved,
         hash,
         since,
+        reason: None,
+        message: None,
+        attempts: 0,
     });
     world
 }
@@ -104,6 +107,9 @@ fn gpus_that_are_free_to_change_wait_for_the_turn_of_their_node_and_get_one_appr
         state: ChangeState::Approved,
         hash: configuration(&divided("")).hash,
         since: Time(now()),
+        reason: None,
+        message: None,
+        attempts: 0,
     };
     assert_eq!(
         (granted.gpu_node.clone(), &granted.outcomes["p"]),
@@ -434,8 +440,6 @@ fn obstacles_that_may_pass_wait_with_their_message_and_others_fail() {
         "NoRoom",
         "MpsDaemon",
         "Unhealthy",
-        "CannotEvict",
-        "DrainTimedOut",
         "OfANewerAgent",
     ] {
         let world = world(&["Applied", &format!("Blocked/{reason}")]);

@@ -23,7 +23,7 @@ impl Scene {
     }
 
     fn drain_of(&self, name: &str) -> NodeDrain {
-        self.index.drain(name).cloned().expect("pods are evicted")
+        self.index.drain(name).expect("pods are evicted").taints.clone()
     }
 
     fn ready_message(&self) -> String {

@@ -141,6 +141,7 @@ impl Case {
             usage: &self.usage,
             fault: self.fault,
             approved: self.approved,
+            failed_drain: None,
             record: self.record.as_ref(),
             run: &run("first"),
             attempts: &self.attempts,

@@ -61,6 +61,12 @@ fn of(policies: &[GpuNodePolicy], node: &NodeFacts, gpu_node: &GpuNode) -> BTree
     evictions(&set, &plan, node, Some(&gpu_node))
 }
 
+fn since(eviction: &PodEviction) -> Timestamp {
+    match &eviction.cause {
+        EvictionCause::Broken { since, .. } | EvictionCause::Change { since, .. } | EvictionCause::OpenHandle { since } => *since,
+    }
+}
+
 fn names(evictions: &BTreeMap<PodName, PodEviction>) -> Vec<&str> {
     evictions.keys().map(|pod| pod.name.as_str()).collect()
 }
@@ -70,7 +76,7 @@ fn pods_that_hold_a_broken_gpu_are_evicted_and_told_why() {
     let found = of(&[policy("p", EVICTS)], &facts(&json!({}), NOTHING, "True"), &gpu_node());
     let reasons: Vec<_> = found
         .iter()
-        .map(|(pod, why)| (pod.to_string(), why.since, why.to_string()))
+        .map(|(pod, why)| (pod.to_string(), since(why), why.cause.to_string()))
         .collect();
     assert_eq!(
         reasons,
@@ -201,7 +207,7 @@ fn mig_device_is_broken_by_itself_or_with_its_gpu() {
     let found = of(&[policy("p", EVICTS)], &facts(&json!({}), NOTHING, "True"), &node);
     let since: Vec<_> = found
         .iter()
-        .map(|(pod, why)| (pod.name.as_str(), why.since.as_second()))
+        .map(|(pod, why)| (pod.name.as_str(), since(why).as_second()))
         .collect();
     assert_eq!(since, [("MIG-0", 100), ("MIG-1", 50), ("MIG-2", 70)]);
 }
@@ -235,10 +241,13 @@ fn only_the_holders_of_broken_devices_are_kept() {
 fn pod_that_cannot_hold_the_device_is_left_alone() {
     let (device, resource) = ("GPU-0".to_owned(), "nvidia.com/gpu".to_owned());
     let eviction = PodEviction {
-        device,
-        resource,
-        since: at(100),
-        fault: "x".to_owned(),
+        cause: EvictionCause::Broken {
+            device,
+            resource,
+            since: at(100),
+            fault: "x".to_owned(),
+        },
+        grace_seconds: None,
     };
     let asks = |name: &str, count: &str| json!([{"name": "main", "resources": {"limits": {name: count}}}]);
     let pod = || {
@@ -277,4 +286,23 @@ fn pod_that_cannot_hold_the_device_is_left_alone() {
             "{pod}"
         );
     }
+}
+
+#[test]
+fn drain_evicts_holders_from_before_it_and_no_later_pod_of_the_same_name() {
+    let (resources, since) = (BTreeSet::from(["nvidia.com/gpu".to_owned()]), at(100));
+    let of = |cause: &EvictionCause, created: i64, resource: &str| {
+        let pod = json!({"metadata": {"name": "a", "namespace": "ml", "creationTimestamp": at(created).to_string()},
+            "spec": {"nodeName": "n", "containers": [{"name": "main", "resources": {"limits": {resource: "1"}}}]}});
+        let eviction = PodEviction {
+            cause: cause.clone(),
+            grace_seconds: None,
+        };
+        eviction.is_of(&serde_json::from_value(pod).unwrap(), "n")
+    };
+    let holder = EvictionCause::Change { resources, since };
+    assert!(of(&holder, 50, "nvidia.com/gpu") && of(&holder, 130, "nvidia.com/gpu"));
+    assert!(!of(&holder, 131, "nvidia.com/gpu") && !of(&holder, 50, "example.com/fpga"));
+    let monitor = EvictionCause::OpenHandle { since };
+    assert!(of(&monitor, 50, "cpu") && !of(&monitor, 131, "cpu"));
 }

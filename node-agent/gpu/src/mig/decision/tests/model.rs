@@ -159,6 +159,7 @@ impl World {
             usage: &self.usage(),
             fault: None,
             approved: self.approved,
+            failed_drain: None,
             record: self.record.as_ref(),
             run: &self.run(),
             attempts: &self.attempts,

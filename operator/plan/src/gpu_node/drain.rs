@@ -1,0 +1,355 @@
+//! Drains: pods on devices that change are evicted where the policy says so.
+//!
+//! | `spec.change` | node | what follows |
+//! |---|---|---|
+//! | none | pods hold devices that switch | at its turn: the taint, then `Prepare` |
+//! | `Prepare` | the kubelet still offers the devices | the agent withdraws them |
+//! | `Prepare` | nobody has read the pods | the operator reads them |
+//! | `Prepare` | a pod cannot be evicted, or would come straight back | `Failed`; nobody is evicted |
+//! | `Prepare` | pods hold the devices | they are evicted |
+//! | `Prepare` | nothing holds them | `Approved` where MIG changes, otherwise the drain is over |
+//! | `Prepare` | the timeout is over | `Failed` |
+//! | `Failed` | the pause is over | as without a change |
+
+use crate::{
+    gpu_node::{
+        configuration::new_change,
+        mig_progress::has_phase,
+        progress_messages::{drain_failed, pods_stayed},
+    },
+    input::{
+        context::NodeContext, facts::NodeFacts, gpu_node_facts::GpuNodeFacts, policies::Policy, selectors::matches_pod,
+    },
+    node_drain::evicted_after,
+    output::evictions::{EvictionCause, PodEviction},
+    pods::{PodName, is_mirror},
+    taint::{Taint, TaintKey},
+    time::whole_second,
+};
+use gpunode_crds::{
+    ChangeState, DisruptiveChange, DrainFailure, DrainRules, EvictablePods, GpuNodeStatus, MAX_DRAIN_MESSAGE, MigPhase,
+    MigReason, RECONFIGURING_TAINT, TaintEffect, named,
+};
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::core::v1::Pod;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Pause after the first drain that failed; each further one is twice as long, up to the longest.
+const FIRST_PAUSE: SignedDuration = SignedDuration::from_mins(10);
+const LONGEST_PAUSE: SignedDuration = SignedDuration::from_hours(2);
+/// Most pods that a message names.
+const MAX_PODS: usize = 5;
+
+/// Stage of a node's drain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DrainStage {
+    /// Pods hold devices that change, and the policy evicts them.
+    Due,
+    /// The last drain failed; the next one may begin at this moment.
+    Postponed(Timestamp),
+    /// The pods have until this moment.
+    UnderWay(Timestamp),
+}
+
+/// Returns the stage of a node's drain; none if nothing is to be drained. The node has the policy's configuration.
+pub fn drain_stage(policy: &Policy, context: NodeContext<'_>) -> Option<DrainStage> {
+    let (rules, gpu_node) = (policy.drain.as_ref()?, context.gpu_node?);
+    if context.is_down() || context.is_served_by_dra() {
+        return None;
+    }
+    if let Some(prepared) = gpu_node.preparation() {
+        return Some(DrainStage::UnderWay(end_of(prepared, rules)));
+    }
+    if gpu_node.unfinished_approval().is_some() || !is_needed(rules, gpu_node.status()?) {
+        return None;
+    }
+    let failed = gpu_node.failed_drain();
+    let until = failed.map(|failed| later(failed.since.0, pause_after(failed.attempts)));
+    // A time far ahead comes from a clock that was wrong.
+    let until = until.filter(|until| *until > context.now && until.duration_since(context.now) <= LONGEST_PAUSE);
+    Some(until.map_or(DrainStage::Due, DrainStage::Postponed))
+}
+
+/// Returns the change that begins a drain.
+pub fn begun_drain(gpu_node: &GpuNodeFacts, now: Timestamp) -> Option<DisruptiveChange> {
+    let before = gpu_node.failed_drain().map_or(0, |failed| failed.attempts);
+    Some(DisruptiveChange {
+        attempts: before,
+        ..new_change(gpu_node, ChangeState::Prepare, now)?
+    })
+}
+
+/// Returns what follows a drain under way: another change, or none. `Err` while it goes on.
+pub fn next_change(
+    gpu_node: &GpuNodeFacts,
+    policy: &Policy,
+    context: NodeContext<'_>,
+) -> Result<Option<DisruptiveChange>, DrainGoesOn> {
+    let (Some(prepared), Some(rules)) = (gpu_node.preparation(), policy.drain.as_ref()) else {
+        return Err(DrainGoesOn);
+    };
+    let now = context.now;
+    let need = DrainNeed::of(gpu_node.status().unwrap_or(&GpuNodeStatus::default()));
+    if !need.is_open {
+        let awaits = context
+            .status()
+            .is_some_and(|status| has_phase(status, MigPhase::AwaitingApproval));
+        let approved = || new_change(gpu_node, ChangeState::Approved, now);
+        return Ok(awaits.then(approved).flatten());
+    }
+    let failed = |reason, message: String| {
+        let attempts = prepared.attempts.saturating_add(1);
+        let next = later(now, pause_after(attempts));
+        let message = drain_failed(&message, next);
+        Some(DisruptiveChange {
+            reason: Some(reason),
+            message: Some(message.chars().take(MAX_DRAIN_MESSAGE).collect()),
+            attempts,
+            ..new_change(gpu_node, ChangeState::Failed, now)?
+        })
+    };
+    if let Some(review) = review_of(prepared, context).filter(|review| !review.obstacles.is_empty()) {
+        return Ok(failed(DrainFailure::CannotEvict, named(&review.obstacles, MAX_PODS)));
+    }
+    if end_of(prepared, rules) <= now {
+        let pods: Vec<String> = need.pods.into_iter().collect();
+        return Ok(failed(DrainFailure::DrainTimedOut, pods_stayed(&pods, rules.timeout())));
+    }
+    Err(DrainGoesOn)
+}
+
+/// The drain of a node is not over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DrainGoesOn;
+
+/// Work of a drain under way.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct DrainWork {
+    /// Pods that somebody has to read first.
+    pub review: Option<PodReview>,
+    /// Pods to evict, at most as many as the kubelet has on devices that switch, and the monitors.
+    pub evictions: BTreeMap<PodName, PodEviction>,
+}
+
+/// Returns the work of a drain under way. There is none before the kubelet shows that the devices are withdrawn.
+pub fn drain_work(policy: &Policy, context: NodeContext<'_>) -> DrainWork {
+    let mut work = DrainWork::default();
+    let Some(DrainStage::UnderWay(end)) = drain_stage(policy, context) else {
+        return work;
+    };
+    let (Some(rules), Some(gpu_node), Some(status)) = (&policy.drain, context.gpu_node, context.status()) else {
+        return work;
+    };
+    let Some(prepared) = gpu_node.preparation().filter(|_| context.now < end) else {
+        return work;
+    };
+    if !is_withdrawn(status, context.node) {
+        return work;
+    }
+    let need = DrainNeed::of(status);
+    let pods: BTreeSet<PodName> = need.pods.iter().filter_map(|pod| PodName::parse(pod)).collect();
+    let since = whole_second(prepared.since.0);
+    let Some(review) = review_of(prepared, context).filter(|review| pods.is_subset(&review.pods)) else {
+        work.review = Some(PodReview {
+            since,
+            pods,
+            monitors: rules.evict.clone(),
+        });
+        return work;
+    };
+    if !review.obstacles.is_empty() {
+        return work;
+    }
+    let grace_seconds = rules.grace_seconds();
+    let resources: BTreeSet<String> = status.resources.iter().map(|resource| resource.name.clone()).collect();
+    let holders = pods.into_iter().map(|pod| {
+        let resources = resources.clone();
+        (pod, EvictionCause::Change { resources, since })
+    });
+    let monitors = need.has_handles.then_some(&review.monitors).into_iter().flatten();
+    let monitors = monitors.map(|pod| (pod.clone(), EvictionCause::OpenHandle { since }));
+    let evictions = monitors
+        .chain(holders)
+        .map(|(pod, cause)| (pod, PodEviction { cause, grace_seconds }));
+    work.evictions = evictions.collect();
+    work
+}
+
+/// Returns true if the node has, or is to get, the taint of nodes that are drained. It stays for the change that follows.
+pub fn wants_taint(policy: &Policy, has_taint: bool, begins: bool, context: NodeContext<'_>) -> bool {
+    let stage = drain_stage(policy, context);
+    let is_changing = || context.gpu_node.is_some_and(|it| it.unfinished_approval().is_some());
+    match stage {
+        Some(DrainStage::UnderWay(_)) => true,
+        Some(DrainStage::Due) => begins,
+        Some(DrainStage::Postponed(_)) => false,
+        None => has_taint && policy.drain.is_some() && !context.is_down() && is_changing(),
+    }
+}
+
+/// The taint of nodes that are drained for a change of their GPUs.
+pub fn reconfiguring_taint() -> TaintKey {
+    TaintKey {
+        key: RECONFIGURING_TAINT.to_owned(),
+        effect: TaintEffect::NoSchedule.as_str().to_owned(),
+    }
+}
+
+/// Pods of a node to read before one of them is evicted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PodReview {
+    /// Start of the drain.
+    pub since: Timestamp,
+    /// Pods on devices that switch.
+    pods: BTreeSet<PodName>,
+    /// Selects pods without devices that may be evicted as well.
+    monitors: Vec<EvictablePods>,
+}
+
+/// Result of reading the pods of a node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReviewedPods {
+    /// Start of the drain.
+    since: Timestamp,
+    /// Pods that were read.
+    pods: BTreeSet<PodName>,
+    /// Those that cannot be evicted or would come straight back, each with the reason.
+    obstacles: Vec<String>,
+    /// Pods without devices that may be evicted.
+    monitors: BTreeSet<PodName>,
+}
+
+impl PodReview {
+    /// Judges the pods of the node. One that is gone is no obstacle.
+    pub fn judge(&self, all: &[Pod]) -> ReviewedPods {
+        let named = |pod: &Pod| PodName {
+            namespace: pod.metadata.namespace.clone().unwrap_or_default(),
+            name: pod.metadata.name.clone().unwrap_or_default(),
+        };
+        let is_monitor = |pod: &Pod| self.monitors.iter().any(|rule| matches_pod(rule, pod));
+        let monitors = all.iter().filter(|pod| is_monitor(pod) && !is_mirror(pod)).map(named);
+        let obstacle = |pod: &Pod| {
+            let name = named(pod);
+            let why = obstacle(pod).filter(|_| self.pods.contains(&name))?;
+            Some(format!("{name} ({why})"))
+        };
+        ReviewedPods {
+            since: self.since,
+            pods: self.pods.clone(),
+            obstacles: all.iter().filter_map(obstacle).collect(),
+            monitors: monitors.filter(|name| !self.pods.contains(name)).collect(),
+        }
+    }
+}
+
+/// Returns why a pod cannot be evicted, or would hold its devices again at once; none if neither is so.
+fn obstacle(pod: &Pod) -> Option<&'static str> {
+    if is_mirror(pod) {
+        return Some("a static pod, which only its node can stop");
+    }
+    let mut owners = pod.metadata.owner_references.iter().flatten();
+    let controller = owners.find(|owner| owner.controller == Some(true))?;
+    let taint = Taint {
+        id: reconfiguring_taint(),
+        value: String::new(),
+    };
+    let tolerations = pod.spec.as_ref().and_then(|spec| spec.tolerations.as_deref());
+    if controller.kind == "DaemonSet" && evicted_after(tolerations.unwrap_or_default(), &taint).is_none() {
+        return Some("its DaemonSet tolerates the taint and would replace it at once");
+    }
+    is_bound_by_its_controller(pod).then_some("its controller binds its pods to the node and would replace it at once")
+}
+
+/// Returns true if a pod named its node when it was created. The scheduler's binding is no field of its managers
+/// (`setPodNodeAndMetadata` in `pkg/registry/core/pod/storage/storage.go` of Kubernetes).
+fn is_bound_by_its_controller(pod: &Pod) -> bool {
+    let managers = pod.metadata.managed_fields.iter().flatten();
+    let mut fields = managers.filter_map(|entry| entry.fields_v1.as_ref());
+    fields.any(|fields| fields.0.pointer("/f:spec/f:nodeName").is_some())
+}
+
+/// What has to go before the devices of a node can change.
+#[derive(Debug, Default)]
+struct DrainNeed {
+    /// Pods on devices that switch, as `NAMESPACE/NAME`.
+    pods: BTreeSet<String>,
+    /// True if a process or an open handle is on an instance that has to go.
+    has_handles: bool,
+    /// True until every device that switches is free.
+    is_open: bool,
+}
+
+impl DrainNeed {
+    fn of(status: &GpuNodeStatus) -> Self {
+        let switching = || status.waiting.iter().filter(|waiting| waiting.switches);
+        let is_stuck = |reasons: &[MigReason]| {
+            status.gpus.iter().filter_map(|gpu| gpu.mig.as_ref()).any(|mig| {
+                let has_reason = mig.reason.is_some_and(|reason| reasons.contains(&reason));
+                mig.phase == MigPhase::Blocked && has_reason
+            })
+        };
+        let has_handles = is_stuck(&[MigReason::InUse]);
+        Self {
+            pods: switching().flat_map(|waiting| waiting.pods.iter().cloned()).collect(),
+            has_handles,
+            is_open: switching().next().is_some()
+                || has_phase(status, MigPhase::Waiting)
+                || has_handles
+                || is_stuck(&[
+                    MigReason::MpsDaemon,
+                    MigReason::CannotEvict,
+                    MigReason::DrainTimedOut,
+                ]),
+        }
+    }
+}
+
+/// Returns true if an eviction brings the devices of a node nearer to their change.
+fn is_needed(rules: &DrainRules, status: &GpuNodeStatus) -> bool {
+    let need = DrainNeed::of(status);
+    !need.pods.is_empty() || (need.has_handles && !rules.evict.is_empty())
+}
+
+/// Returns true if no container can get a share of the devices that switch: the agent has withdrawn all of them, and the
+/// kubelet shows it to the scheduler.
+fn is_withdrawn(status: &GpuNodeStatus, node: &NodeFacts) -> bool {
+    let switching: BTreeSet<&str> = status
+        .waiting
+        .iter()
+        .filter(|waiting| waiting.switches)
+        .map(|waiting| waiting.device.as_str())
+        .collect();
+    status.resources.iter().all(|resource| {
+        let mut of_resource = resource
+            .devices
+            .iter()
+            .filter(|device| switching.contains(device.device.as_str()))
+            .peekable();
+        let shown = node.allocatable.get(&resource.name).copied().unwrap_or_default();
+        let healthy = u64::try_from(resource.allocatable).unwrap_or_default();
+        of_resource.peek().is_none() || (of_resource.all(|device| device.healthy == 0) && shown <= healthy)
+    })
+}
+
+/// Returns what was read of the node's pods since a drain began.
+fn review_of<'a>(prepared: &DisruptiveChange, context: NodeContext<'a>) -> Option<&'a ReviewedPods> {
+    let review = context.reviewed_pods?;
+    (review.since == whole_second(prepared.since.0)).then_some(review)
+}
+
+fn end_of(prepared: &DisruptiveChange, rules: &DrainRules) -> Timestamp {
+    later(prepared.since.0, rules.timeout())
+}
+
+fn later(start: Timestamp, by: SignedDuration) -> Timestamp {
+    start.saturating_add(by).unwrap_or(Timestamp::MAX)
+}
+
+/// Returns the pause after this many drains that failed.
+fn pause_after(attempts: u32) -> SignedDuration {
+    let doubled = 2_i32.saturating_pow(attempts.saturating_sub(1).min(8));
+    FIRST_PAUSE.saturating_mul(doubled).min(LONGEST_PAUSE)
+}
+
+#[cfg(test)]
+mod tests;

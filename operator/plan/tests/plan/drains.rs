@@ -1,0 +1,348 @@
+//! Drains of nodes whose policy evicts the pods on devices that change.
+
+use crate::{
+    governed::{configuration, down, plan_at, world as governed, written},
+    world::{World, now, policy},
+};
+use gpunode_crds::{ChangeState, DisruptiveChange, DrainFailure, GpuNodePolicy, RECONFIGURING_TAINT};
+use gpunode_plan::{
+    EvictionCause, GpuNodeChange, NodeContext, NodePlan, PolicyOutcome, PolicySet, ReviewedPods, RolloutPermit,
+    RolloutStage, evictions, plan_node_with_permit,
+};
+use jiff::SignedDuration;
+use k8s_openapi::api::core::v1::Pod;
+use serde_json::{Value, json};
+
+fn evicting(more: &str) -> GpuNodePolicy {
+    let monitors = "evict: [{namespace: ops, podSelector: {matchLabels: {app: dcgm}}}]";
+    policy(
+        "p",
+        &format!(
+            "{{nodeSelector: {{}}, devicePlugin: {{mig: {{strategy: Mixed, layout: [{{preset: all-balanced}}]}}}}, \
+             drain: {{policy: Evict, gracePeriod: 45s, timeout: 5m, {monitors}}}{more}}}"
+        ),
+    )
+}
+
+fn waiting_for_pods(more: &str) -> GpuNodePolicy {
+    let mut policy = evicting(more);
+    policy.spec.drain = None;
+    policy
+}
+
+/// A node with the layout in force, whose GPU is held by these pods; the agent offers this many shares of it.
+struct Drained {
+    world: World,
+    reviewed: Option<ReviewedPods>,
+}
+
+impl Drained {
+    fn new(pods: &[&str]) -> Self {
+        let mut drained = Self {
+            world: governed(&evicting(""), None, &evicting(""), true),
+            reviewed: None,
+        };
+        drained.report("Waiting", pods, 1);
+        drained.allocatable("1");
+        drained
+    }
+
+    fn status(&mut self) -> &mut gpunode_crds::GpuNodeStatus {
+        self.world.gpu_node.as_mut().unwrap().status.as_mut().unwrap()
+    }
+
+    fn report(&mut self, phase: &str, pods: &[&str], healthy: i32) {
+        let (phase, reason) = phase.split_once('/').map_or((phase, None), |(phase, reason)| (phase, Some(reason)));
+        let gpu = json!({
+            "index": 0, "uuid": "GPU-0", "product": "A100", "memoryMiB": 1,
+            "mig": {"wanted": "1g.5gb:7", "observed": "off", "phase": phase, "reason": reason, "message": "m"},
+        });
+        let waiting = json!({"device": "GPU-0", "message": "m", "pods": pods, "switches": true});
+        let resource = json!({"name": "nvidia.com/gpu", "capacity": 1, "allocatable": healthy, "registered": true,
+            "devices": [{"device": "GPU-0", "shares": 1, "healthy": healthy}]});
+        let status = self.status();
+        status.gpus = vec![serde_json::from_value(gpu).unwrap()];
+        status.waiting = if pods.is_empty() { vec![] } else { vec![serde_json::from_value(waiting).unwrap()] };
+        status.resources = vec![serde_json::from_value(resource).unwrap()];
+    }
+
+    fn allocatable(&mut self, count: &str) {
+        self.world.node["status"]["allocatable"] = json!({"nvidia.com/gpu": count});
+    }
+
+    fn plan(&self, permit: RolloutPermit, policy: &GpuNodePolicy, minutes: i64) -> NodePlan {
+        let (facts, gpu_facts) = (self.world.facts(), self.world.gpu_facts());
+        let context = NodeContext::new(&facts, gpu_facts.as_ref(), now() + SignedDuration::from_mins(minutes));
+        let set = PolicySet::new(std::slice::from_ref(policy));
+        plan_node_with_permit(permit, &set, context.reviewed(self.reviewed.as_ref()))
+    }
+
+    /// Carries out a plan without a new permit.
+    fn step(&mut self, minutes: i64) -> NodePlan {
+        self.carry_out(RolloutPermit::Withheld, minutes)
+    }
+
+    fn carry_out(&mut self, permit: RolloutPermit, minutes: i64) -> NodePlan {
+        let plan = self.plan(permit, &evicting(""), minutes);
+        if let Some(patch) = &plan.patch {
+            json_patch::patch(&mut self.world.node, patch).unwrap();
+        }
+        match &plan.gpu_node {
+            GpuNodeChange::None => {}
+            // The next plan brings all other writes.
+            GpuNodeChange::Requests { release, .. } => {
+                self.world.gpu_node.as_mut().unwrap().spec.release = *release;
+                return self.carry_out(permit, minutes);
+            }
+            _ => self.world = written(self.world.clone(), &plan),
+        }
+        plan
+    }
+
+    fn read_pods(&mut self, plan: &NodePlan, pods: &[Value]) {
+        let pods: Vec<Pod> = pods.iter().map(|pod| serde_json::from_value(pod.clone()).unwrap()).collect();
+        self.reviewed = plan.drain_work.review.as_ref().map(|review| review.judge(&pods));
+    }
+
+    fn change(&self) -> Option<&DisruptiveChange> {
+        self.world.gpu_node.as_ref().unwrap().spec.change.as_ref()
+    }
+
+    fn state(&self) -> Option<ChangeState> {
+        self.change().map(|change| change.state)
+    }
+
+    fn has_taint(&self) -> bool {
+        let taints = self.world.node["spec"]["taints"].as_array();
+        taints.into_iter().flatten().any(|taint| taint["key"] == RECONFIGURING_TAINT)
+    }
+
+    fn evicted(&self, plan: &NodePlan) -> Vec<String> {
+        let (facts, gpu_facts) = (self.world.facts(), self.world.gpu_facts());
+        let set = PolicySet::new(&[evicting("")]);
+        let pods = evictions(&set, plan, &facts, gpu_facts.as_ref());
+        assert!(pods.values().all(|eviction| eviction.grace_seconds == Some(45)), "{pods:?}");
+        pods.keys().map(ToString::to_string).collect()
+    }
+}
+
+fn pod(name: &str) -> Value {
+    json!({"metadata": {"name": name, "namespace": "ml"}, "spec": {"containers": []}})
+}
+
+/// A node whose drain has begun, with the devices withdrawn and the pods read.
+fn begun(pods: &[&str]) -> Drained {
+    let mut node = Drained::new(pods);
+    node.carry_out(RolloutPermit::Granted, 0);
+    node.report("Waiting", pods, 0);
+    node.allocatable("0");
+    let plan = node.step(1);
+    node.read_pods(&plan, &[pod("a"), pod("b")]);
+    node
+}
+
+#[test]
+fn drain_takes_its_steps_in_order_and_leaves_nothing_behind() {
+    let mut node = Drained::new(&["ml/a"]);
+    let waits = node.step(0);
+    assert_eq!(
+        (&waits.stage, waits.waits, &waits.outcomes["p"], node.state(), node.has_taint()),
+        (&Some(RolloutStage::Pending), true, &PolicyOutcome::Updating, None, false)
+    );
+
+    let begins = node.carry_out(RolloutPermit::Granted, 0);
+    assert!(begins.patch.is_some(), "the taint comes with the drain");
+    assert_eq!((node.state(), node.has_taint()), (Some(ChangeState::Prepare), true));
+
+    let offered = node.step(1);
+    assert_eq!((&offered.stage, &offered.outcomes["p"]), (&Some(RolloutStage::Stepping), &PolicyOutcome::Updating));
+    assert!(offered.drain_work.review.is_none() && node.evicted(&offered).is_empty(), "the device is offered");
+    node.report("Waiting", &["ml/a"], 0);
+    assert!(node.step(1).drain_work.review.is_none(), "the kubelet still offers it");
+    node.allocatable("0");
+    let unread = node.step(1);
+    assert!(node.evicted(&unread).is_empty(), "nobody has read the pods");
+    node.read_pods(&unread, &[pod("a")]);
+    let evicts = node.step(1);
+    assert_eq!(node.evicted(&evicts), ["ml/a"]);
+    assert!(!evicts.has_work(), "{evicts:?}");
+
+    node.report("Waiting", &[], 0);
+    assert!(node.evicted(&node.plan(RolloutPermit::Withheld, &evicting(""), 2)).is_empty());
+    node.step(2);
+    assert_eq!(node.state(), Some(ChangeState::Prepare), "the agent looks for processes");
+    node.report("AwaitingApproval", &[], 0);
+    node.step(2);
+    assert_eq!((node.state(), node.has_taint()), (Some(ChangeState::Approved), true), "it needs no second permit");
+    node.report("Applied", &[], 1);
+    node.allocatable("1");
+    let since = node.change().map(|change| change.since.clone());
+    node.status().finished_change = since;
+    let over = node.step(3);
+    assert!(!node.has_taint());
+    assert_eq!(over.gpu_node, GpuNodeChange::None);
+    let settled = node.step(9);
+    assert_eq!((&settled.stage, settled.has_work()), (&Some(RolloutStage::Done), false));
+}
+
+#[test]
+fn drain_for_another_sharing_is_over_once_every_device_has_changed() {
+    let mut node = begun(&["ml/a"]);
+    node.report("Applied", &[], 4);
+    node.step(2);
+    assert_eq!((node.state(), node.has_taint()), (None, true));
+    node.step(2);
+    assert!(!node.has_taint());
+}
+
+#[test]
+fn policy_that_waits_drains_nothing_and_ends_a_drain() {
+    let node = Drained::new(&["ml/a"]);
+    let plan = node.plan(RolloutPermit::Granted, &waiting_for_pods(""), 0);
+    assert_eq!((plan.stage, &plan.gpu_node), (Some(RolloutStage::Done), &GpuNodeChange::None));
+
+    let node = begun(&["ml/a"]);
+    let plan = node.plan(RolloutPermit::Withheld, &waiting_for_pods(""), 2);
+    assert!(plan.patch.is_some(), "the taint goes");
+    assert_eq!(written(node.world, &plan).gpu_node.unwrap().spec.change, None);
+}
+
+#[test]
+fn pods_that_stay_get_their_devices_back_and_the_next_drain_waits_longer() {
+    let mut node = begun(&["ml/a"]);
+    let ends = node.step(1).recheck;
+    assert_eq!(ends, Some(now() + SignedDuration::from_mins(5)));
+    node.step(5);
+    let failed = node.change().cloned().unwrap();
+    assert_eq!(
+        (failed.state, failed.reason, failed.attempts, node.has_taint()),
+        (ChangeState::Failed, Some(DrainFailure::DrainTimedOut), 1, true)
+    );
+    let message = failed.message.unwrap();
+    assert_eq!(
+        message,
+        "drain: ml/a did not end within drain.timeout (5m); the GPUs are offered as before, and the next drain begins after \
+         2026-01-01T00:15:00Z"
+    );
+    node.report("Blocked/DrainTimedOut", &["ml/a"], 1);
+    node.allocatable("1");
+    let over = node.step(6);
+    assert!(!node.has_taint() && node.evicted(&over).is_empty());
+    let told = &over.waiting[0];
+    assert_eq!((told.pods.as_slice(), told.message.as_ref()), (["ml/a".to_owned()].as_slice(), Some(&message)));
+    let postponed = node.plan(RolloutPermit::Granted, &evicting(""), 14);
+    assert_eq!((&postponed.stage, postponed.has_work()), (&Some(RolloutStage::Done), false));
+    assert_eq!(postponed.outcomes["p"], PolicyOutcome::Ready);
+
+    node.carry_out(RolloutPermit::Granted, 15);
+    assert_eq!(node.change().map(|change| (change.state, change.attempts)), Some((ChangeState::Prepare, 1)));
+    node.step(20);
+    assert_eq!(node.change().map(|change| (change.state, change.attempts)), Some((ChangeState::Failed, 2)));
+    node.report("Blocked/DrainTimedOut", &["ml/a"], 1);
+    assert_eq!(node.plan(RolloutPermit::Granted, &evicting(""), 39).stage, Some(RolloutStage::Done));
+    assert_eq!(node.plan(RolloutPermit::Granted, &evicting(""), 40).stage, Some(RolloutStage::Pending));
+    node.report("Applied", &[], 1);
+    node.step(39);
+    assert_eq!(node.state(), None, "the pods went by themselves");
+}
+
+#[test]
+fn pod_that_would_come_straight_back_fails_the_drain_before_anybody_is_evicted() {
+    let mut node = begun(&["ml/a", "ml/b"]);
+    let mut bound = pod("b");
+    bound["metadata"]["annotations"] = json!({"kubernetes.io/config.mirror": "x"});
+    node.reviewed = None;
+    let plan = node.step(1);
+    node.read_pods(&plan, &[pod("a"), bound]);
+    let fails = node.step(1);
+    assert!(node.evicted(&fails).is_empty());
+    let failed = node.change().unwrap();
+    assert_eq!((failed.state, failed.reason), (ChangeState::Failed, Some(DrainFailure::CannotEvict)));
+    let message = failed.message.as_deref().unwrap();
+    assert!(message.contains("ml/b (a static pod") && !message.contains("ml/a"), "{message}");
+}
+
+#[test]
+fn pod_that_got_a_share_before_it_was_withdrawn_is_read_before_it_is_evicted() {
+    let mut node = begun(&["ml/a"]);
+    node.report("Waiting", &["ml/a", "ml/b"], 0);
+    let plan = node.step(1);
+    assert!(plan.drain_work.review.is_some() && node.evicted(&plan).is_empty());
+    node.read_pods(&plan, &[pod("a"), pod("b")]);
+    let plan = node.step(1);
+    assert_eq!(node.evicted(&plan), ["ml/a", "ml/b"]);
+}
+
+#[test]
+fn monitor_is_evicted_only_while_something_keeps_the_gpu_open() {
+    let monitor = json!({"metadata": {"name": "dcgm-1", "namespace": "ops", "labels": {"app": "dcgm"}}, "spec": {"containers": []}});
+    let mut node = begun(&["ml/a"]);
+    node.reviewed = None;
+    let plan = node.step(1);
+    node.read_pods(&plan, &[pod("a"), monitor.clone()]);
+    let plan = node.step(1);
+    assert_eq!(node.evicted(&plan), ["ml/a"]);
+    node.report("Blocked/InUse", &[], 0);
+    let plan = node.step(2);
+    assert_eq!(node.evicted(&plan), ["ops/dcgm-1"]);
+    assert!(plan.drain_work.evictions.values().all(|it| matches!(it.cause, EvictionCause::OpenHandle { .. })));
+
+    // Nothing else holds the GPU.
+    let mut node = Drained::new(&[]);
+    node.report("Blocked/InUse", &[], 1);
+    node.carry_out(RolloutPermit::Granted, 0);
+    assert_eq!(node.state(), Some(ChangeState::Prepare));
+    let plan = node.step(1);
+    node.read_pods(&plan, &[monitor]);
+    let plan = node.step(1);
+    assert_eq!(node.evicted(&plan), ["ops/dcgm-1"]);
+}
+
+#[test]
+fn nodes_that_must_not_change_are_not_drained_and_a_drain_ends_there() {
+    let released = |mut node: Drained| {
+        node.world.set_label("gpunode.dev/release", Some("true"));
+        node
+    };
+    let ignored = |mut node: Drained| {
+        node.world.set_label("gpunode.dev/ignore", Some(""));
+        node
+    };
+    let stopped = |mut node: Drained| {
+        node.world = down(node.world.clone());
+        node
+    };
+    let cases: [(&str, &dyn Fn(Drained) -> Drained); 3] =
+        [("released", &released), ("ignored", &ignored), ("down", &stopped)];
+    for (name, change) in cases {
+        let node = change(Drained::new(&["ml/a"]));
+        let plan = node.plan(RolloutPermit::Granted, &evicting(""), 0);
+        assert!(!matches!(plan.gpu_node, GpuNodeChange::Step { change: Some(_), .. }), "{name}: {plan:?}");
+        let mut node = change(begun(&["ml/a"]));
+        node.step(1);
+        assert_eq!(node.state(), None, "{name}");
+        assert!(node.evicted(&node.plan(RolloutPermit::Withheld, &evicting(""), 1)).is_empty(), "{name}");
+        assert_eq!(node.has_taint(), name == "ignored", "{name}: an ignored node stays as it is");
+    }
+    let paused = evicting(", mode: Paused");
+    let node = begun(&["ml/a"]);
+    let plan = node.plan(RolloutPermit::Withheld, &paused, 1);
+    assert!(plan.patch.is_some(), "the taint goes");
+    assert_eq!(written(node.world, &plan).gpu_node.unwrap().spec.change, None);
+}
+
+#[test]
+fn drain_for_another_configuration_is_void() {
+    let mut node = begun(&["ml/a"]);
+    let other = policy(
+        "p",
+        "{nodeSelector: {}, devicePlugin: {}, drain: {policy: Evict}, rollout: {progressDeadline: 5m}}",
+    );
+    let plan = node.plan(RolloutPermit::Granted, &other, 1);
+    assert!(matches!(plan.gpu_node, GpuNodeChange::Configure { .. }), "{plan:?}");
+    node.world = written(node.world.clone(), &plan);
+    assert_eq!(node.change(), None);
+    assert_ne!(configuration(&other).hash, configuration(&evicting("")).hash);
+    let plan = plan_at(RolloutPermit::Withheld, &node.world, &[other], 1);
+    assert!(plan.patch.is_some(), "the taint goes");
+}
