@@ -44,7 +44,7 @@ pub struct DrainRules {
 
     /// Pods that hold no GPU and may be evicted as well, such as a monitor with open handles on MIG instances.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = 8))]
+    #[schemars(length(max = 4))]
     pub evict: Vec<EvictablePods>,
 }
 

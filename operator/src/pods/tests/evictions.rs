@@ -124,3 +124,67 @@ async fn holder_of_a_recovered_device_is_not_read() {
     assert_eq!(evict(&scene.context, &key).await, WorkResult::Done);
     assert_eq!(scene.requests(), []);
 }
+
+/// A drain under way: the devices are withdrawn, and nobody has read the pods.
+fn drain(pods: Value) -> Scene {
+    let policy = "{nodeSelector: {}, devicePlugin: {}, drain: {policy: Evict, gracePeriod: 45s}}";
+    let plugin: gpunode_crds::GpuNodePolicySpec = serde_yaml::from_str(policy).unwrap();
+    let document = gpunode_config::ConfigDocument::of(plugin.device_plugin.as_ref().unwrap());
+    let condition = "{type: Ready, status: 'True', reason: Registered, message: '', lastTransitionTime: '2026-01-01T00:00:00Z'}";
+    let status = format!(
+        "
+agent: {{pod: a, podUid: u, mode: DevicePlugin, version: '1', configVersions: [1]}}
+configHash: {}
+conditions: [{condition}]
+gpus: [{{index: 0, uuid: GPU-0, product: Tesla-T4, memoryMiB: 15360}}]
+resources: [{{name: nvidia.com/gpu, capacity: 1, allocatable: 0, registered: true, devices: [{{device: GPU-0, shares: 1, healthy: 0}}]}}]
+waiting: [{{device: GPU-0, message: m, pods: [ml/a], switches: true}}]
+",
+        document.hash
+    );
+    let mut scene = Scene::new(policy, &status, move |method| {
+        if *method == Method::GET {
+            (200, pods.clone())
+        } else {
+            (201, json!({"kind": "Status", "apiVersion": "v1", "status": "Success"}))
+        }
+    });
+    let change = json!({"state": "Prepare", "hash": document.hash, "since": jiff::Timestamp::now()});
+    let config = json!({"policy": "p", "version": 1, "hash": document.hash, "document": document.text});
+    let gpu_node = json!({"apiVersion": "gpunode.dev/v1alpha1", "kind": "GpuNode",
+        "metadata": {"name": "n", "uid": "g", "resourceVersion": "3"}, "spec": {"config": config, "change": change},
+        "status": serde_yaml::from_str::<Value>(&status).unwrap()});
+    let facts = gpunode_plan::GpuNodeFacts::of(serde_json::from_value(gpu_node).unwrap());
+    let update = WatchUpdate::applied(facts);
+    scene.handle(IndexMessage::GpuNodes(update));
+    scene
+}
+
+#[tokio::test(start_paused = true)]
+async fn pods_are_read_before_a_drain_evicts_them_with_the_grace_period_of_the_policy() {
+    let mut pod = pod("2026-01-01T09:00:00Z");
+    pod["metadata"]["creationTimestamp"] = json!("2026-01-01T08:00:00Z");
+    // One answer for the list of the node's pods and for the pod.
+    pod["items"] = json!([pod.clone()]);
+    let mut scene = drain(pod);
+    assert!(timeout(Duration::from_secs(1), scene.evictions.next()).await.is_err(), "nobody has read the pods");
+    let (messages, mut received) = mpsc::channel(1);
+    let watcher = drain_watcher::DrainWatcher {
+        context: scene.context.clone(),
+        client: scene.client.clone(),
+        queue: scene.drains.clone(),
+        messages,
+    };
+    assert_eq!(timeout(Duration::from_secs(1), scene.drains.next()).await.unwrap(), "n");
+    assert_eq!(watcher.check("n").await, WorkResult::Done);
+    let reviewed = received.try_recv().unwrap();
+    assert!(matches!(&reviewed, IndexMessage::PodsReviewed { node, .. } if node == "n"), "{reviewed:?}");
+    scene.handle(reviewed);
+    scene.reconciler.take_due();
+    let key = next(&scene).await;
+    assert_eq!(key.pod.to_string(), "ml/a");
+    scene.requests();
+    assert_eq!(evict(&scene.context, &key).await, WorkResult::Done);
+    let (method, _, request) = scene.requests().remove(1);
+    assert_eq!((method, &request["deleteOptions"]["gracePeriodSeconds"]), (Method::POST, &json!(45)));
+}
