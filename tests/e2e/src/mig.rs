@@ -103,6 +103,11 @@ impl Lab {
     /// Puts the policy `sharing` with a `devicePlugin` in YAML's flow style in force for a pool. Layouts come later than a
     /// configuration, once pods let them, so that no plan tells what nodes advertise in the end.
     pub fn put_layout(&self, pool: &str, device_plugin: &str) -> Result<()> {
+        self.put_drained_layout(pool, device_plugin, "{policy: Wait}")
+    }
+
+    /// The same with rules for the pods that delay it.
+    pub fn put_drained_layout(&self, pool: &str, device_plugin: &str, drain: &str) -> Result<()> {
         let policy = format!(
             "apiVersion: gpunode.dev/v1alpha1
 kind: GpuNodePolicy
@@ -110,6 +115,7 @@ metadata: {{name: sharing}}
 spec:
   nodeSelector: {{matchLabels: {{pool: {pool}}}}}
   rollout: {{maxUnavailable: 1}}
+  drain: {drain}
   devicePlugin: {device_plugin}
 "
         );

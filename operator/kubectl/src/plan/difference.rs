@@ -178,6 +178,10 @@ impl ClusterPlan {
     }
 }
 
+/// What becomes of pods on devices that change, under `drain: {policy: Evict}`.
+const EVICTS: &str = "the policy has drain.policy Evict: at the turn of the node these pods are evicted, within their \
+                      PodDisruptionBudgets and drain.timeout";
+
 fn enforce(mut policy: GpuNodePolicy) -> GpuNodePolicy {
     if policy.spec.mode() == PolicyMode::Preview {
         policy.spec.mode = Some(PolicyMode::Enforce);
@@ -198,6 +202,8 @@ fn change(live: &SimulatedNode, before: &SimulatedNode, after: &SimulatedNode, p
         DeviceForecast::default()
     };
     let name = after.name();
+    let is_held = !effect.waiting.is_empty() || effect.layouts.iter().any(|layout| !layout.held_by.is_empty());
+    let drain = (after.drains && is_held).then(|| EVICTS.to_owned());
     let evicted = pods.of(&name).map(|pods| evicted(&changes, pods));
     PlannedNode {
         name,
@@ -217,6 +223,7 @@ fn change(live: &SimulatedNode, before: &SimulatedNode, after: &SimulatedNode, p
             .difference(&before.meanwhile)
             .cloned()
             .chain(effect.notes)
+            .chain(drain)
             .collect(),
     }
 }

@@ -30,6 +30,8 @@ pub struct SimulatedNode {
     pub meanwhile: BTreeSet<String>,
     /// True where nothing is written to the node.
     pub held: bool,
+    /// True where the pods on devices that change are evicted.
+    pub drains: bool,
 }
 
 impl SimulatedNode {
@@ -87,6 +89,7 @@ impl SimulatedNode {
             after.entries.insert(image, kept.clone());
         }
         Ok(Self {
+            drains: governing.is_some_and(|policy| policy.drain.is_some()),
             held,
             meanwhile,
             obstacles: obstacles(&plan, self.gpu_node.as_ref()),
@@ -144,6 +147,7 @@ impl SimulatedNode {
             meanwhile: BTreeSet::new(),
             matched: Vec::new(),
             held: false,
+            drains: false,
             node,
             gpu_node,
         }

@@ -43,6 +43,14 @@ fn invalid_policies_are_refused_at_apply_with_the_field_and_the_fix() -> Result<
                 "required when sharing.strategy is TimeSlicing",
             ],
         ),
+        (
+            "{nodeSelector: {}, drain: {timeout: 5m}}",
+            vec!["spec.drain.policy", "need `policy: Evict`"],
+        ),
+        (
+            "{nodeSelector: {}, drain: {policy: Evict, evict: [{namespace: monitoring, podSelector: {}}]}}",
+            vec!["spec.drain.evict[0].podSelector", "a selector of every pod is refused"],
+        ),
     ];
     for (spec, expected) in cases {
         let message = refusal(&lab, spec)?;

@@ -19,6 +19,7 @@ mod labels;
 mod leadership;
 mod memory;
 mod mig;
+mod mig_drain;
 mod mig_layout;
 mod mps;
 mod newer_policy;
