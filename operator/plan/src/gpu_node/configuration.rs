@@ -215,8 +215,9 @@ fn loses_change(
     stage: Option<&RolloutStage>,
     context: NodeContext<'_>,
 ) -> bool {
-    // The memory of a drain that failed outlives an outage.
-    let may_end = gpu_node.preparation().is_some() || (gpu_node.failed_drain().is_some() && !context.is_down());
+    // The memory of a drain that failed outlives an outage, of the node and of its agent.
+    let is_known = !context.is_down() && !gpu_node.is_silent();
+    let may_end = gpu_node.preparation().is_some() || (gpu_node.failed_drain().is_some() && is_known);
     if may_end && drain_stage(policy, context).is_none() {
         return true;
     }

@@ -90,7 +90,8 @@ pub fn next_change(
     };
     let now = context.now;
     let need = DrainNeed::of(gpu_node.status().unwrap_or(&GpuNodeStatus::default()));
-    if !need.is_open {
+    // An agent that starts knows no holder yet.
+    if !need.is_open && !gpu_node.is_silent() {
         let awaits = context
             .status()
             .is_some_and(|status| has_phase(status, MigPhase::AwaitingApproval));
@@ -131,7 +132,8 @@ pub struct DrainWork {
     pub evictions: BTreeMap<PodName, PodEviction>,
 }
 
-/// Returns the work of a drain under way. There is none before the kubelet shows that the devices are withdrawn.
+/// Returns the work of a drain under way. There is none before the node has the taint, and the kubelet shows that the devices are
+/// withdrawn.
 pub fn drain_work(policy: &Policy, context: NodeContext<'_>) -> DrainWork {
     let mut work = DrainWork::default();
     let Some(DrainStage::UnderWay(end)) = drain_stage(policy, context) else {
@@ -143,7 +145,8 @@ pub fn drain_work(policy: &Policy, context: NodeContext<'_>) -> DrainWork {
     let Some(prepared) = gpu_node.preparation().filter(|_| context.now < end) else {
         return work;
     };
-    if !is_withdrawn(status, context.node) {
+    let is_tainted = context.node.taints.iter().any(|taint| taint.id == reconfiguring_taint());
+    if !is_tainted || !is_withdrawn(status, context.node) {
         return work;
     }
     let need = DrainNeed::of(status);

@@ -163,6 +163,11 @@ fn drain_takes_its_steps_in_order_and_leaves_nothing_behind() {
     let unread = node.step(1);
     assert!(node.evicted(&unread).is_empty(), "nobody has read the pods");
     node.read_pods(&unread, &[pod("a")]);
+    let tainted = node.world.node.clone();
+    node.world.node["spec"]["taints"] = json!([]);
+    let bare = node.plan(RolloutPermit::Withheld, &evicting(""), 1);
+    assert!(node.evicted(&bare).is_empty() && bare.patch.is_some(), "new pods would come");
+    node.world.node = tainted;
     let evicts = node.step(1);
     assert_eq!(node.evicted(&evicts), ["ml/a"]);
     assert!(!evicts.has_work(), "{evicts:?}");
@@ -193,6 +198,31 @@ fn drain_for_another_sharing_is_over_once_every_device_has_changed() {
     assert_eq!((node.state(), node.has_taint()), (None, true));
     node.step(2);
     assert!(!node.has_taint());
+}
+
+#[test]
+fn agent_that_starts_and_knows_no_holder_ends_no_drain_and_no_pause() {
+    let silent = |node: &mut Drained, is_silent: bool| {
+        let reason = if is_silent { "HoldersUnknown" } else { "Registered" };
+        let condition = &mut node.status().conditions[0];
+        condition.status = if is_silent { "False" } else { "True" }.to_owned();
+        reason.clone_into(&mut condition.reason);
+    };
+    let mut node = begun(&["ml/a"]);
+    silent(&mut node, true);
+    node.report("Applied", &[], 0);
+    let plan = node.step(2);
+    assert_eq!((plan.stage, node.state()), (Some(RolloutStage::Stepping), Some(ChangeState::Prepare)));
+    silent(&mut node, false);
+    node.report("Waiting", &["ml/a"], 0);
+    node.step(5);
+    silent(&mut node, true);
+    node.report("Applied", &[], 0);
+    node.step(6);
+    assert_eq!(node.state(), Some(ChangeState::Failed));
+    silent(&mut node, false);
+    node.step(6);
+    assert_eq!(node.state(), None);
 }
 
 #[test]
