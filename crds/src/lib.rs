@@ -53,8 +53,8 @@ mod taint;
 mod untimed_condition;
 
 pub use configuration::{
-    ChangeState, Configuration, ConfigurationStep, DisruptiveChange, DrainFailure, MAX_DRAIN_MESSAGE, MAX_FAILED_MESSAGE,
-    RejectedConfiguration,
+    ChangeState, Configuration, ConfigurationStep, DisruptiveChange, DrainFailure, MAX_DRAIN_MESSAGE,
+    MAX_FAILED_MESSAGE, RejectedConfiguration,
 };
 pub use drain::{DrainPolicy, DrainRules, EvictablePods, PodSelector};
 pub use gpu_device::{
@@ -66,7 +66,8 @@ pub use health::{DeviceHealth, FaultGrade, FaultReason, HealthState};
 pub use keys::{
     AGENT_FIELD_MANAGER, AUTOSCALER_STARTUP_PREFIX, DRA_DRIVER, GOVERNED_LABEL, GROUP, IGNORE_LABEL, MAX_LABEL_VALUE,
     MPS_LABEL, NOT_READY_TAINT, OPERATOR_FIELD_MANAGER, OWNED_ANNOTATION, POLICY_LABEL_PREFIX, PRODUCT_COUNT_PREFIX,
-    RECONFIGURING_TAINT, RECOVERED_ANNOTATION, RELEASE_LABEL, UNHEALTHY_TAINT, is_gpunode_key, is_kubernetes_key, policy_label,
+    RECONFIGURING_TAINT, RECOVERED_ANNOTATION, RELEASE_LABEL, UNHEALTHY_TAINT, is_gpunode_key, is_kubernetes_key,
+    policy_label,
 };
 pub use line_break::wrapped;
 pub use manifest::{Manifest, ManifestError, manifests};

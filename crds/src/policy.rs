@@ -1,6 +1,8 @@
 //! `GpuNodePolicy`, which a platform team writes.
 
-use crate::{DrainRules, GpuNodePolicyStatus, GpuSelector, NodeSelector, PolicyTaint, RolloutPace, StartupTaint, UnhealthyTaint};
+use crate::{
+    DrainRules, GpuNodePolicyStatus, GpuSelector, NodeSelector, PolicyTaint, RolloutPace, StartupTaint, UnhealthyTaint,
+};
 use gpunode_config::AgentConfig;
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;

@@ -62,9 +62,9 @@ use crate::{
 };
 use gpunode_crds::{ConditionType, GpuDevice, GpuNodePolicy, GpuNodeStatus, NodeCounts, PolicyMode, Reason};
 use gpunode_plan::{
-    AgentPodSettings, DISCOVERY_NAME, GpuNodeFacts, NodeFacts, NodePlan, PodEviction, Policy, PolicySet,
-    PolicyTally, RejectedPod, RolloutPermit, RolloutStage, has_startup_taint, is_released,
-    policies_delete_rejected_pods, policy_daemonset_name, policy_missing, policy_status, removal_paced, runs_discovery,
+    AgentPodSettings, DISCOVERY_NAME, GpuNodeFacts, NodeFacts, NodePlan, PodEviction, Policy, PolicySet, PolicyTally,
+    RejectedPod, RolloutPermit, RolloutStage, has_startup_taint, is_released, policies_delete_rejected_pods,
+    policy_daemonset_name, policy_missing, policy_status, removal_paced, runs_discovery,
 };
 use jiff::Timestamp;
 use std::{

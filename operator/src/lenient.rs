@@ -3,6 +3,7 @@
 //! The schema of a CRD, and the API server for its own kinds, allow values that the Rust types do not, such as a time with an
 //! offset of 99 hours. Without leniency anybody who may write one status could stop the whole operator.
 
+use crate::watch::WatchedObject;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use kube::Resource;
 use serde::{
@@ -103,8 +104,14 @@ impl<K> Lenient<K> {
 impl<'de, K: Resource + DeserializeOwned> Deserialize<'de> for Lenient<K> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = Box::<RawValue>::deserialize(deserializer)?;
+        Self::from_text(text.get()).map_err(D::Error::custom)
+    }
+}
+
+impl<K: Resource + DeserializeOwned> WatchedObject for Lenient<K> {
+    fn from_text(text: &str) -> Result<Self, serde_json::Error> {
         // Nearly every object parses at once, and a tree of the values of a Node costs more than all the rest.
-        if let Ok(object) = serde_json::from_str::<K>(text.get()) {
+        if let Ok(object) = serde_json::from_str::<K>(text) {
             return Ok(Self {
                 metadata: object.meta().clone(),
                 object: Some(object),
@@ -112,8 +119,7 @@ impl<'de, K: Resource + DeserializeOwned> Deserialize<'de> for Lenient<K> {
                 status: None,
             });
         }
-        let value = serde_json::from_str(text.get()).map_err(D::Error::custom)?;
-        Ok(parse(value))
+        serde_json::from_str(text).map(parse)
     }
 }
 

@@ -70,8 +70,8 @@ impl WrittenVersions {
     pub fn compare(&self, kind: &str, read: &str, planned: &str) {
         if is_older(read, planned) {
             tracing::warn!(%kind, "the API server has an older version than the cache; listing all kinds again");
-            let mut news = self.lock();
-            news.to_list = news.watched.clone();
+            let news = &mut *self.lock();
+            news.to_list.clone_from(&news.watched);
         }
     }
 
@@ -129,7 +129,9 @@ mod tests {
     #[test]
     fn older_version_asks_for_lists_of_all_watched_kinds_until_each_begins() {
         let written = WrittenVersions::default();
-        ["nodes", "gpunodepolicies"].into_iter().for_each(|kind| written.watch(kind));
+        for kind in ["nodes", "gpunodepolicies"] {
+            written.watch(kind);
+        }
         written.compare("nodes", "1100", "1000");
         assert!(!written.wants_list("nodes"));
         written.compare("nodes", "900", "1000");

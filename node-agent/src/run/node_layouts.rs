@@ -9,8 +9,8 @@ use crate::{
 use gpunode_config::AgentConfig;
 use gpunode_crds::{MigPhase, MigStatus};
 use gpunode_gpu::{
-    AttemptHistory, AttemptResult, DeviceUse, FailedDrain, Fault, Gpu, Inventory, LayoutHolds, LayoutTarget, MigDecision, MigInputs,
-    MigWork, MigWorkKind, UsedDevices, decide,
+    AttemptHistory, AttemptResult, DeviceUse, FailedDrain, Fault, Gpu, Inventory, LayoutHolds, LayoutTarget,
+    MigDecision, MigInputs, MigWork, MigWorkKind, UsedDevices, decide,
 };
 use jiff::Timestamp;
 use std::collections::BTreeMap;

@@ -8,8 +8,8 @@ use crate::index::{
 use gpunode_crds::{ConditionType, GpuNodePolicy, GpuNodePolicyStatus, PolicyMode};
 use gpunode_plan::{
     AgentImages, Deselections, GpuNodeChange, GpuNodeFacts, NodeContext, NodeDrain, NodeFacts, NodeHold, NodePlan,
-    PodEviction, PodName, Policy, PolicyNodeStatus, PolicyRemovals, PolicySet, RejectedPod, ReviewedPods, RolloutPermit, evictions,
-    find_deselections, gpu_mismatch, may_match, missing_owner, plan_writes, preview_node,
+    PodEviction, PodName, Policy, PolicyNodeStatus, PolicyRemovals, PolicySet, RejectedPod, ReviewedPods,
+    RolloutPermit, evictions, find_deselections, gpu_mismatch, may_match, missing_owner, plan_writes, preview_node,
 };
 use jiff::Timestamp;
 use kube::ResourceExt;

@@ -7,7 +7,7 @@
 use crate::{
     index::cache::{DeletedObject, WatchUpdate},
     watch::{
-        response::{WatchError, modified_version, open, parse_event, parse_page},
+        response::{EventText, WatchError, WatchedObject, open, parse_page},
         watch_health::WatchHealth,
         watch_steps::{StepEnd, WatchStep, WatchSteps},
     },
@@ -103,7 +103,7 @@ impl ListWatch {
     /// read, and then its cached version stays.
     pub async fn run<K, T, M>(&self, read: fn(K) -> Option<T>, outputs: WatchOutputs<'_, T, M>)
     where
-        K: Resource + DeserializeOwned,
+        K: Resource + DeserializeOwned + WatchedObject,
     {
         let mut errors = OnChange::default();
         let _watched = outputs.health.watch(&self.kind);
@@ -141,9 +141,9 @@ impl ListWatch {
     }
 
     /// Returns the version of the object of an event that the index has already.
-    fn known_version(&self, line: &[u8]) -> Option<String> {
+    fn known_version(&self, event: &EventText<'_>) -> Option<String> {
         let written = self.written.as_ref()?;
-        let (name, version) = modified_version(line)?;
+        let (name, version) = event.modified_version()?;
         written.take(&self.kind, &name, &version).then_some(version)
     }
 
@@ -198,7 +198,7 @@ struct WatchSession<'a, K, T, M> {
     listed: usize,
 }
 
-impl<K: Resource + DeserializeOwned, T, M> WatchSession<'_, K, T, M> {
+impl<K: Resource + DeserializeOwned + WatchedObject, T, M> WatchSession<'_, K, T, M> {
     /// Makes a request and passes on what it brings.
     async fn take_step(&mut self) -> Result<StepEnd, WatchError> {
         let step = self.steps.step().clone();
@@ -334,11 +334,14 @@ impl<K: Resource + DeserializeOwned, T, M> WatchSession<'_, K, T, M> {
 
     /// Takes in a line of a stream. Objects of a list are collected.
     fn take_line(&mut self, line: &[u8], is_list: bool) -> Result<TakenLine<T>, WatchError> {
-        if !is_list && let Some(version) = self.watch.known_version(line) {
+        let Some(event) = EventText::of(line)? else {
+            return Ok(TakenLine::Nothing);
+        };
+        if !is_list && let Some(version) = self.watch.known_version(&event) {
             self.steps.advanced(version);
             return Ok(TakenLine::Nothing);
         }
-        let (version, update) = match parse_event::<K>(line)? {
+        let (version, update) = match event.parse::<K>()? {
             None => return Ok(TakenLine::Nothing),
             Some(WatchEvent::Error(status)) => return Err(WatchError::of_status(*status)),
             Some(WatchEvent::Bookmark(bookmark)) if is_list && ends_list(&bookmark) => {

@@ -8,6 +8,7 @@ use crate::{
     index::{cache::WatchUpdate, dra_nodes::SliceOwner, message::IndexMessage},
     watch::{
         list_watch::{ListWatch, WatchOutputs},
+        response::WatchedObject,
         watch_health::WatchHealth,
     },
 };
@@ -33,6 +34,12 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The metadata of a ResourceSlice.
 type SliceMetadata = PartialObjectMeta<DynamicObject>;
+
+impl WatchedObject for SliceMetadata {
+    fn from_text(text: &str) -> Result<Self, serde_json::Error> {
+        serde_json::from_str(text)
+    }
+}
 
 /// Watches for as long as the index takes messages.
 pub async fn watch_resource_slices(client: Client, messages: &mpsc::Sender<IndexMessage>, health: &WatchHealth) {

@@ -184,60 +184,138 @@ fn line_length(bytes: &[u8]) -> Option<usize> {
     (bytes[length] == b'\n').then_some(length)
 }
 
-/// Parses a line of a stream; `None` if it is no event.
-pub fn parse_event<K: DeserializeOwned>(line: &[u8]) -> Result<Option<WatchEvent<K>>, WatchError> {
-    if line.trim_ascii().is_empty() {
-        return Ok(None);
-    }
-    match serde_json::from_slice::<EventText>(line).and_then(|event| event.parse()) {
-        Ok(event) => Ok(Some(event)),
-        Err(error) => match serde_json::from_slice::<Status>(line) {
-            Ok(status) if status.is_failure() => Err(WatchError::of_status(status)),
-            _ => {
-                tracing::warn!(%error, "cannot parse an event of a watch; skipping it");
-                Ok(None)
-            }
-        },
-    }
+/// An object that a watch brings.
+pub trait WatchedObject: Sized {
+    /// Reads an object from its text.
+    fn from_text(text: &str) -> Result<Self, serde_json::Error>;
 }
 
-/// An event whose object is text still: its type says what the object is, and may come behind it.
+/// An event whose object is text still: most are parsed once, and those of own writes not at all.
+pub struct EventText<'a> {
+    line: &'a str,
+    kind: &'a str,
+    /// May be more than the object where `is_split`.
+    object: &'a str,
+    /// True if nobody has looked at the object yet.
+    is_split: bool,
+}
+
+/// The same for a line in whatever form.
 #[derive(Deserialize)]
-struct EventText<'a> {
+struct AnyEventText<'a> {
     #[serde(rename = "type")]
     kind: &'a str,
     #[serde(borrow)]
     object: &'a RawValue,
 }
 
-impl EventText<'_> {
-    fn parse<K: DeserializeOwned>(&self) -> Result<WatchEvent<K>, serde_json::Error> {
-        let object = self.object.get();
+impl<'a> EventText<'a> {
+    /// Reads a line of a stream; `None` if it is no event.
+    pub fn of(line: &'a [u8]) -> Result<Option<Self>, WatchError> {
+        if line.trim_ascii().is_empty() {
+            return Ok(None);
+        }
+        match std::str::from_utf8(line) {
+            Ok(line) => Ok(Self::split(line).or(Self::scan(line)?)),
+            Err(error) => {
+                tracing::warn!(%error, "cannot parse an event of a watch; skipping it");
+                Ok(None)
+            }
+        }
+    }
+
+    /// Splits a line as the API server writes it, without a look at the object (`metav1.WatchEvent` of
+    /// k8s.io/apimachinery: the type, then the object).
+    fn split(line: &'a str) -> Option<Self> {
+        let (kind, rest) = line.strip_prefix("{\"type\":\"")?.split_once('"')?;
+        let object = rest.strip_prefix(",\"object\":")?.trim_end().strip_suffix('}')?;
+        Some(Self {
+            line,
+            kind,
+            object,
+            is_split: true,
+        })
+    }
+
+    /// Reads a line in whatever form.
+    fn scan(line: &'a str) -> Result<Option<Self>, WatchError> {
+        match serde_json::from_str::<AnyEventText>(line) {
+            Ok(event) => Ok(Some(Self {
+                line,
+                kind: event.kind,
+                object: event.object.get(),
+                is_split: false,
+            })),
+            Err(error) => match serde_json::from_str::<Status>(line) {
+                Ok(status) if status.is_failure() => Err(WatchError::of_status(status)),
+                _ => {
+                    tracing::warn!(%error, "cannot parse an event of a watch; skipping it");
+                    Ok(None)
+                }
+            },
+        }
+    }
+
+    /// Parses the event; `None` if that is not possible.
+    pub fn parse<K: WatchedObject>(&self) -> Result<Option<WatchEvent<K>>, WatchError> {
+        match self.parse_object() {
+            Ok(event) => Ok(Some(event)),
+            Err(_) if self.is_split => match Self::scan(self.line)? {
+                Some(event) => event.parse(),
+                None => Ok(None),
+            },
+            Err(error) => {
+                tracing::warn!(%error, "cannot parse an event of a watch; skipping it");
+                Ok(None)
+            }
+        }
+    }
+
+    fn parse_object<K: WatchedObject>(&self) -> Result<WatchEvent<K>, serde_json::Error> {
         match self.kind {
-            "ADDED" => serde_json::from_str(object).map(WatchEvent::Added),
-            "MODIFIED" => serde_json::from_str(object).map(WatchEvent::Modified),
-            "DELETED" => serde_json::from_str(object).map(WatchEvent::Deleted),
-            "BOOKMARK" => serde_json::from_str(object).map(WatchEvent::Bookmark),
-            "ERROR" => serde_json::from_str(object).map(WatchEvent::Error),
+            "ADDED" => K::from_text(self.object).map(WatchEvent::Added),
+            "MODIFIED" => K::from_text(self.object).map(WatchEvent::Modified),
+            "DELETED" => K::from_text(self.object).map(WatchEvent::Deleted),
+            "BOOKMARK" => serde_json::from_str(self.object).map(WatchEvent::Bookmark),
+            "ERROR" => serde_json::from_str(self.object).map(WatchEvent::Error),
             other => Err(serde_json::Error::custom(format!("unknown type of event {other:?}"))),
         }
     }
-}
 
-/// Returns name and version of the object of an event `MODIFIED`, without the rest of it.
-pub fn modified_version(line: &[u8]) -> Option<(String, String)> {
-    let event: EventText = serde_json::from_slice(line).ok()?;
-    if event.kind != "MODIFIED" {
-        return None;
+    /// Returns name and version of the object of an event `MODIFIED`, without the rest of it.
+    pub fn modified_version(&self) -> Option<(String, String)> {
+        if self.kind != "MODIFIED" {
+            return None;
+        }
+        let mut head = None;
+        // Ends with an error as soon as the head is there.
+        let _ = serde_json::Deserializer::from_str(self.object).deserialize_map(HeadVisitor { head: &mut head });
+        head.map(|head| (head.name, head.resource_version))
     }
-    let head: ObjectHead = serde_json::from_str(event.object.get()).ok()?;
-    Some((head.metadata.name, head.metadata.resource_version))
 }
 
-/// The fields that tell a version of an object.
-#[derive(Deserialize)]
-struct ObjectHead {
-    metadata: MetadataHead,
+/// Reads `metadata` of an object and nothing behind it.
+struct HeadVisitor<'a> {
+    head: &'a mut Option<MetadataHead>,
+}
+
+impl<'de> Visitor<'de> for HeadVisitor<'_> {
+    type Value = ();
+
+    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+        while let Some(key) = map.next_key::<String>()? {
+            if key == "metadata" {
+                *self.head = Some(map.next_value()?);
+                return Err(A::Error::custom("the rest is not needed"));
+            }
+            map.next_value::<IgnoredAny>()?;
+        }
+        Ok(())
+    }
 }
 
 /// The fields of `metadata` that tell a version of an object.
@@ -366,7 +444,17 @@ impl<'de, K: DeserializeOwned, F: FnMut(K)> Visitor<'de> for ItemsSeed<'_, K, F>
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::Value;
+    use serde_json::{Value, json};
+
+    impl WatchedObject for Value {
+        fn from_text(text: &str) -> Result<Self, serde_json::Error> {
+            serde_json::from_str(text)
+        }
+    }
+
+    fn parsed(line: &str) -> Result<Option<WatchEvent<Value>>, WatchError> {
+        EventText::of(line.as_bytes())?.map_or(Ok(None), |event| event.parse())
+    }
 
     #[test]
     fn page_is_read_object_by_object_in_any_order_of_its_fields() {
@@ -420,14 +508,44 @@ mod tests {
 
     #[test]
     fn line_that_is_no_event_is_skipped_and_a_bare_status_is_an_error() {
-        for line in ["", "  ", "{", "[]", r#"{"type": "LATER", "object": {}}"#] {
-            assert!(matches!(parse_event::<Value>(line.as_bytes()), Ok(None)), "{line}");
+        for line in [
+            "",
+            "  ",
+            "{",
+            "[]",
+            "\u{e4}",
+            r#"{"type": "LATER", "object": {}}"#,
+            r#"{"type":"LATER","object":{}}"#,
+            r#"{"type":"ADDED","object":{}"#,
+        ] {
+            assert!(matches!(parsed(line), Ok(None)), "{line}");
         }
+        assert!(matches!(EventText::of(b"{\"type\":\"\xff\"}"), Ok(None)));
         let status = r#"{"kind": "Status", "status": "Failure", "code": 410, "reason": "Expired", "message": "x"}"#;
-        let error = parse_event::<Value>(status.as_bytes()).unwrap_err();
+        let error = parsed(status).unwrap_err();
         assert!(matches!(error, WatchError::Refused { code: 410, .. }), "{error}");
-        let event = parse_event::<Value>(br#"{"type": "ADDED", "object": {"a": 1}}"#);
-        assert!(matches!(event, Ok(Some(WatchEvent::Added(_)))));
+    }
+
+    #[test]
+    fn event_is_the_same_in_the_form_of_the_api_server_and_in_any_other() {
+        let expected = json!({"metadata": {"name": "n", "resourceVersion": "7"}, "spec": {"type": "x"}});
+        for line in [
+            r#"{"type":"MODIFIED","object":{"metadata":{"name":"n","resourceVersion":"7"},"spec":{"type":"x"}}}"#,
+            r#"{"type":"MODIFIED","object":{"metadata":{"name":"n","resourceVersion":"7"},"spec":{"type":"x"}}} "#,
+            r#"{"type":"MODIFIED","object":{"metadata":{"name":"n","resourceVersion":"7"},"spec":{"type":"x"}},"x":{}}"#,
+            r#"{"object":{"spec":{"type":"x"},"metadata":{"name":"n","resourceVersion":"7"}},"type":"MODIFIED"}"#,
+            r#"{"type": "MODIFIED", "object": {"metadata":{"name":"n","resourceVersion":"7"},"spec":{"type":"x"}}}"#,
+        ] {
+            let event = EventText::of(line.as_bytes()).unwrap().unwrap();
+            let version = event.modified_version();
+            assert_eq!(version, Some(("n".to_owned(), "7".to_owned())), "{line}");
+            let Ok(Some(WatchEvent::Modified(object))) = event.parse::<Value>() else {
+                panic!("{line}")
+            };
+            assert_eq!(object, expected, "{line}");
+        }
+        let added = br#"{"type":"ADDED","object":{"metadata":{"name":"n","resourceVersion":"7"}}}"#;
+        assert_eq!(EventText::of(added).unwrap().unwrap().modified_version(), None);
     }
 
     #[tokio::test]

@@ -66,7 +66,9 @@ impl Scene {
         let (sender, messages) = mpsc::channel(8);
         let requests = Requests::default();
         let written = WrittenVersions::default();
-        ["nodes", "daemonsets"].into_iter().for_each(|kind| written.watch(kind));
+        for kind in ["nodes", "daemonsets"] {
+            written.watch(kind);
+        }
         let writer = ClusterWriter {
             client: client(code, requests.clone()),
             namespace: "ns".to_owned(),

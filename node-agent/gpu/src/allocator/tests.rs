@@ -223,7 +223,10 @@ fn while_pods_are_evicted_for_a_change_no_share_of_their_device_is_healthy() {
     test.observe(&[]);
     test.observe(&[]);
     assert!(test.allocator.pending_changes().is_empty());
-    assert!(test.healthy().iter().any(|(_, id)| id.starts_with("GPU-0")), "it has its new shares");
+    assert!(
+        test.healthy().iter().any(|(_, id)| id.starts_with("GPU-0")),
+        "it has its new shares"
+    );
 }
 
 #[test]

@@ -145,7 +145,11 @@ pub fn drain_work(policy: &Policy, context: NodeContext<'_>) -> DrainWork {
     let Some(prepared) = gpu_node.preparation().filter(|_| context.now < end) else {
         return work;
     };
-    let is_tainted = context.node.taints.iter().any(|taint| taint.id == reconfiguring_taint());
+    let is_tainted = context
+        .node
+        .taints
+        .iter()
+        .any(|taint| taint.id == reconfiguring_taint());
     if !is_tainted || !is_withdrawn(status, context.node) {
         return work;
     }
@@ -298,11 +302,7 @@ impl DrainNeed {
             is_open: switching().next().is_some()
                 || has_phase(status, MigPhase::Waiting)
                 || has_handles
-                || is_stuck(&[
-                    MigReason::MpsDaemon,
-                    MigReason::CannotEvict,
-                    MigReason::DrainTimedOut,
-                ]),
+                || is_stuck(&[MigReason::MpsDaemon, MigReason::CannotEvict, MigReason::DrainTimedOut]),
         }
     }
 }

@@ -82,7 +82,10 @@ pub fn hand_over_pending(serving: &str, policy: &str, node: &str) -> String {
 pub fn pods_stayed(pods: &[String], timeout: SignedDuration) -> String {
     match pods {
         [] => format!("processes or open handles stayed on what has to go for drain.timeout ({timeout:#})"),
-        pods => format!("{} did not end within drain.timeout ({timeout:#})", named(pods, MAX_PODS)),
+        pods => format!(
+            "{} did not end within drain.timeout ({timeout:#})",
+            named(pods, MAX_PODS)
+        ),
     }
 }
 

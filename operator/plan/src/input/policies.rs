@@ -7,8 +7,8 @@ use crate::{
 };
 use gpunode_config::{AgentConfig, ConfigDocument, MigStrategy, ResourceConfig};
 use gpunode_crds::{
-    AUTOSCALER_STARTUP_PREFIX, Configuration, DrainRules, GpuNodePolicy, GpuNodeStatus, NOT_READY_TAINT, OnConflict, PolicyMode,
-    RolloutPace, StartupTaint, UnhealthyTaint, is_gpunode_key, is_kubernetes_key,
+    AUTOSCALER_STARTUP_PREFIX, Configuration, DrainRules, GpuNodePolicy, GpuNodeStatus, NOT_READY_TAINT, OnConflict,
+    PolicyMode, RolloutPace, StartupTaint, UnhealthyTaint, is_gpunode_key, is_kubernetes_key,
 };
 use gpunode_gpu::InjectionWays;
 use jiff::Timestamp;

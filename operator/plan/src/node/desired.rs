@@ -44,7 +44,9 @@ use crate::{
     taint::TaintKey,
     time::earliest,
 };
-use gpunode_crds::{MigPhase, POLICY_LABEL_PREFIX, PolicyMode, RECONFIGURING_TAINT, Reason, UNHEALTHY_TAINT, policy_label};
+use gpunode_crds::{
+    MigPhase, POLICY_LABEL_PREFIX, PolicyMode, RECONFIGURING_TAINT, Reason, UNHEALTHY_TAINT, policy_label,
+};
 use jiff::Timestamp;
 use std::collections::{BTreeMap, BTreeSet};
 

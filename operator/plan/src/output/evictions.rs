@@ -61,7 +61,10 @@ impl fmt::Display for EvictionCause {
         match self {
             Self::Broken { device, fault, .. } => write!(f, "it holds {device}, which is broken: {fault}"),
             Self::Change { .. } => write!(f, "it holds a GPU that changes, and the policy has drain.policy Evict"),
-            Self::OpenHandle { .. } => write!(f, "it keeps a GPU open that changes, and drain.evict of the policy names it"),
+            Self::OpenHandle { .. } => write!(
+                f,
+                "it keeps a GPU open that changes, and drain.evict of the policy names it"
+            ),
         }
     }
 }
@@ -73,9 +76,8 @@ impl PodEviction {
         let (spec, status) = (pod.spec.as_ref(), pod.status.as_ref());
         let is_there = spec.and_then(|spec| spec.node_name.as_deref()) == Some(node);
         let is_over = pod.metadata.deletion_timestamp.is_some() || pods::has_ended(pod);
-        let requests = |is_one: &dyn Fn(&String) -> bool| {
-            spec.is_some_and(|spec| pods::extended_resources(spec).any(|name| is_one(name)))
-        };
+        let requests =
+            |is_one: &dyn Fn(&String) -> bool| spec.is_some_and(|spec| pods::extended_resources(spec).any(is_one));
         let created_until = |end: Timestamp| {
             let created = pod.metadata.creation_timestamp.as_ref();
             created.is_some_and(|created| created.0 <= end)

@@ -52,7 +52,9 @@ impl Drained {
     }
 
     fn report(&mut self, phase: &str, pods: &[&str], healthy: i32) {
-        let (phase, reason) = phase.split_once('/').map_or((phase, None), |(phase, reason)| (phase, Some(reason)));
+        let (phase, reason) = phase
+            .split_once('/')
+            .map_or((phase, None), |(phase, reason)| (phase, Some(reason)));
         let gpu = json!({
             "index": 0, "uuid": "GPU-0", "product": "A100", "memoryMiB": 1,
             "mig": {"wanted": "1g.5gb:7", "observed": "off", "phase": phase, "reason": reason, "message": "m"},
@@ -62,7 +64,11 @@ impl Drained {
             "devices": [{"device": "GPU-0", "shares": 1, "healthy": healthy}]});
         let status = self.status();
         status.gpus = vec![serde_json::from_value(gpu).unwrap()];
-        status.waiting = if pods.is_empty() { vec![] } else { vec![serde_json::from_value(waiting).unwrap()] };
+        status.waiting = if pods.is_empty() {
+            vec![]
+        } else {
+            vec![serde_json::from_value(waiting).unwrap()]
+        };
         status.resources = vec![serde_json::from_value(resource).unwrap()];
     }
 
@@ -100,7 +106,10 @@ impl Drained {
     }
 
     fn read_pods(&mut self, plan: &NodePlan, pods: &[Value]) {
-        let pods: Vec<Pod> = pods.iter().map(|pod| serde_json::from_value(pod.clone()).unwrap()).collect();
+        let pods: Vec<Pod> = pods
+            .iter()
+            .map(|pod| serde_json::from_value(pod.clone()).unwrap())
+            .collect();
         self.reviewed = plan.drain_work.review.as_ref().map(|review| review.judge(&pods));
     }
 
@@ -114,14 +123,20 @@ impl Drained {
 
     fn has_taint(&self) -> bool {
         let taints = self.world.node["spec"]["taints"].as_array();
-        taints.into_iter().flatten().any(|taint| taint["key"] == RECONFIGURING_TAINT)
+        taints
+            .into_iter()
+            .flatten()
+            .any(|taint| taint["key"] == RECONFIGURING_TAINT)
     }
 
     fn evicted(&self, plan: &NodePlan) -> Vec<String> {
         let (facts, gpu_facts) = (self.world.facts(), self.world.gpu_facts());
         let set = PolicySet::new(&[evicting("")]);
         let pods = evictions(&set, plan, &facts, gpu_facts.as_ref());
-        assert!(pods.values().all(|eviction| eviction.grace_seconds == Some(45)), "{pods:?}");
+        assert!(
+            pods.values().all(|eviction| eviction.grace_seconds == Some(45)),
+            "{pods:?}"
+        );
         pods.keys().map(ToString::to_string).collect()
     }
 }
@@ -146,8 +161,20 @@ fn drain_takes_its_steps_in_order_and_leaves_nothing_behind() {
     let mut node = Drained::new(&["ml/a"]);
     let waits = node.step(0);
     assert_eq!(
-        (&waits.stage, waits.waits, &waits.outcomes["p"], node.state(), node.has_taint()),
-        (&Some(RolloutStage::Pending), true, &PolicyOutcome::Updating, None, false)
+        (
+            &waits.stage,
+            waits.waits,
+            &waits.outcomes["p"],
+            node.state(),
+            node.has_taint()
+        ),
+        (
+            &Some(RolloutStage::Pending),
+            true,
+            &PolicyOutcome::Updating,
+            None,
+            false
+        )
     );
 
     let begins = node.carry_out(RolloutPermit::Granted, 0);
@@ -155,8 +182,14 @@ fn drain_takes_its_steps_in_order_and_leaves_nothing_behind() {
     assert_eq!((node.state(), node.has_taint()), (Some(ChangeState::Prepare), true));
 
     let offered = node.step(1);
-    assert_eq!((&offered.stage, &offered.outcomes["p"]), (&Some(RolloutStage::Stepping), &PolicyOutcome::Updating));
-    assert!(offered.drain_work.review.is_none() && node.evicted(&offered).is_empty(), "the device is offered");
+    assert_eq!(
+        (&offered.stage, &offered.outcomes["p"]),
+        (&Some(RolloutStage::Stepping), &PolicyOutcome::Updating)
+    );
+    assert!(
+        offered.drain_work.review.is_none() && node.evicted(&offered).is_empty(),
+        "the device is offered"
+    );
     node.report("Waiting", &["ml/a"], 0);
     assert!(node.step(1).drain_work.review.is_none(), "the kubelet still offers it");
     node.allocatable("0");
@@ -166,19 +199,33 @@ fn drain_takes_its_steps_in_order_and_leaves_nothing_behind() {
     let tainted = node.world.node.clone();
     node.world.node["spec"]["taints"] = json!([]);
     let bare = node.plan(RolloutPermit::Withheld, &evicting(""), 1);
-    assert!(node.evicted(&bare).is_empty() && bare.patch.is_some(), "new pods would come");
+    assert!(
+        node.evicted(&bare).is_empty() && bare.patch.is_some(),
+        "new pods would come"
+    );
     node.world.node = tainted;
     let evicts = node.step(1);
     assert_eq!(node.evicted(&evicts), ["ml/a"]);
     assert!(!evicts.has_work(), "{evicts:?}");
 
     node.report("Waiting", &[], 0);
-    assert!(node.evicted(&node.plan(RolloutPermit::Withheld, &evicting(""), 2)).is_empty());
+    assert!(
+        node.evicted(&node.plan(RolloutPermit::Withheld, &evicting(""), 2))
+            .is_empty()
+    );
     node.step(2);
-    assert_eq!(node.state(), Some(ChangeState::Prepare), "the agent looks for processes");
+    assert_eq!(
+        node.state(),
+        Some(ChangeState::Prepare),
+        "the agent looks for processes"
+    );
     node.report("AwaitingApproval", &[], 0);
     node.step(2);
-    assert_eq!((node.state(), node.has_taint()), (Some(ChangeState::Approved), true), "it needs no second permit");
+    assert_eq!(
+        (node.state(), node.has_taint()),
+        (Some(ChangeState::Approved), true),
+        "it needs no second permit"
+    );
     node.report("Applied", &[], 1);
     node.allocatable("1");
     let since = node.change().map(|change| change.since.clone());
@@ -212,7 +259,10 @@ fn agent_that_starts_and_knows_no_holder_ends_no_drain_and_no_pause() {
     silent(&mut node, true);
     node.report("Applied", &[], 0);
     let plan = node.step(2);
-    assert_eq!((plan.stage, node.state()), (Some(RolloutStage::Stepping), Some(ChangeState::Prepare)));
+    assert_eq!(
+        (plan.stage, node.state()),
+        (Some(RolloutStage::Stepping), Some(ChangeState::Prepare))
+    );
     silent(&mut node, false);
     node.report("Waiting", &["ml/a"], 0);
     node.step(5);
@@ -229,7 +279,10 @@ fn agent_that_starts_and_knows_no_holder_ends_no_drain_and_no_pause() {
 fn policy_that_waits_drains_nothing_and_ends_a_drain() {
     let node = Drained::new(&["ml/a"]);
     let plan = node.plan(RolloutPermit::Granted, &waiting_for_pods(""), 0);
-    assert_eq!((plan.stage, &plan.gpu_node), (Some(RolloutStage::Done), &GpuNodeChange::None));
+    assert_eq!(
+        (plan.stage, &plan.gpu_node),
+        (Some(RolloutStage::Done), &GpuNodeChange::None)
+    );
 
     let node = begun(&["ml/a"]);
     let plan = node.plan(RolloutPermit::Withheld, &waiting_for_pods(""), 2);
@@ -259,18 +312,36 @@ fn pods_that_stay_get_their_devices_back_and_the_next_drain_waits_longer() {
     let over = node.step(6);
     assert!(!node.has_taint() && node.evicted(&over).is_empty());
     let told = &over.waiting[0];
-    assert_eq!((told.pods.as_slice(), told.message.as_ref()), (["ml/a".to_owned()].as_slice(), Some(&message)));
+    assert_eq!(
+        (told.pods.as_slice(), told.message.as_ref()),
+        (["ml/a".to_owned()].as_slice(), Some(&message))
+    );
     let postponed = node.plan(RolloutPermit::Granted, &evicting(""), 14);
-    assert_eq!((&postponed.stage, postponed.has_work()), (&Some(RolloutStage::Done), false));
+    assert_eq!(
+        (&postponed.stage, postponed.has_work()),
+        (&Some(RolloutStage::Done), false)
+    );
     assert_eq!(postponed.outcomes["p"], PolicyOutcome::Ready);
 
     node.carry_out(RolloutPermit::Granted, 15);
-    assert_eq!(node.change().map(|change| (change.state, change.attempts)), Some((ChangeState::Prepare, 1)));
+    assert_eq!(
+        node.change().map(|change| (change.state, change.attempts)),
+        Some((ChangeState::Prepare, 1))
+    );
     node.step(20);
-    assert_eq!(node.change().map(|change| (change.state, change.attempts)), Some((ChangeState::Failed, 2)));
+    assert_eq!(
+        node.change().map(|change| (change.state, change.attempts)),
+        Some((ChangeState::Failed, 2))
+    );
     node.report("Blocked/DrainTimedOut", &["ml/a"], 1);
-    assert_eq!(node.plan(RolloutPermit::Granted, &evicting(""), 39).stage, Some(RolloutStage::Done));
-    assert_eq!(node.plan(RolloutPermit::Granted, &evicting(""), 40).stage, Some(RolloutStage::Pending));
+    assert_eq!(
+        node.plan(RolloutPermit::Granted, &evicting(""), 39).stage,
+        Some(RolloutStage::Done)
+    );
+    assert_eq!(
+        node.plan(RolloutPermit::Granted, &evicting(""), 40).stage,
+        Some(RolloutStage::Pending)
+    );
     node.report("Applied", &[], 1);
     node.step(39);
     assert_eq!(node.state(), None, "the pods went by themselves");
@@ -287,9 +358,15 @@ fn pod_that_would_come_straight_back_fails_the_drain_before_anybody_is_evicted()
     let fails = node.step(1);
     assert!(node.evicted(&fails).is_empty());
     let failed = node.change().unwrap();
-    assert_eq!((failed.state, failed.reason), (ChangeState::Failed, Some(DrainFailure::CannotEvict)));
+    assert_eq!(
+        (failed.state, failed.reason),
+        (ChangeState::Failed, Some(DrainFailure::CannotEvict))
+    );
     let message = failed.message.as_deref().unwrap();
-    assert!(message.contains("ml/b (a static pod") && !message.contains("ml/a"), "{message}");
+    assert!(
+        message.contains("ml/b (a static pod") && !message.contains("ml/a"),
+        "{message}"
+    );
 }
 
 #[test]
@@ -315,7 +392,12 @@ fn monitor_is_evicted_only_while_something_keeps_the_gpu_open() {
     node.report("Blocked/InUse", &[], 0);
     let plan = node.step(2);
     assert_eq!(node.evicted(&plan), ["ops/dcgm-1"]);
-    assert!(plan.drain_work.evictions.values().all(|it| matches!(it.cause, EvictionCause::OpenHandle { .. })));
+    assert!(
+        plan.drain_work
+            .evictions
+            .values()
+            .all(|it| matches!(it.cause, EvictionCause::OpenHandle { .. }))
+    );
 
     // Nothing else holds the GPU.
     let mut node = Drained::new(&[]);
@@ -347,12 +429,23 @@ fn nodes_that_must_not_change_are_not_drained_and_a_drain_ends_there() {
     for (name, change) in cases {
         let node = change(Drained::new(&["ml/a"]));
         let plan = node.plan(RolloutPermit::Granted, &evicting(""), 0);
-        assert!(!matches!(plan.gpu_node, GpuNodeChange::Step { change: Some(_), .. }), "{name}: {plan:?}");
+        assert!(
+            !matches!(plan.gpu_node, GpuNodeChange::Step { change: Some(_), .. }),
+            "{name}: {plan:?}"
+        );
         let mut node = change(begun(&["ml/a"]));
         node.step(1);
         assert_eq!(node.state(), None, "{name}");
-        assert!(node.evicted(&node.plan(RolloutPermit::Withheld, &evicting(""), 1)).is_empty(), "{name}");
-        assert_eq!(node.has_taint(), name == "ignored", "{name}: an ignored node stays as it is");
+        assert!(
+            node.evicted(&node.plan(RolloutPermit::Withheld, &evicting(""), 1))
+                .is_empty(),
+            "{name}"
+        );
+        assert_eq!(
+            node.has_taint(),
+            name == "ignored",
+            "{name}: an ignored node stays as it is"
+        );
     }
     let paused = evicting(", mode: Paused");
     let node = begun(&["ml/a"]);

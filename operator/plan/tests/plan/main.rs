@@ -8,8 +8,8 @@
 
 mod daemonsets;
 mod departing;
-mod drains;
 mod deselected;
+mod drains;
 mod explanations;
 mod fact_labels;
 mod governed;

@@ -435,13 +435,7 @@ fn obstacles_that_may_pass_wait_with_their_message_and_others_fail() {
         let waiting = plan.waiting.into_iter();
         waiting.map(|it| (it.device, it.message)).collect()
     };
-    for reason in [
-        "InUse",
-        "NoRoom",
-        "MpsDaemon",
-        "Unhealthy",
-        "OfANewerAgent",
-    ] {
+    for reason in ["InUse", "NoRoom", "MpsDaemon", "Unhealthy", "OfANewerAgent"] {
         let world = world(&["Applied", &format!("Blocked/{reason}")]);
         assert_eq!(
             plan(&world, divided(""), 1).outcomes["p"],

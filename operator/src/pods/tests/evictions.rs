@@ -130,7 +130,8 @@ fn drain(pods: Value) -> Scene {
     let policy = "{nodeSelector: {}, devicePlugin: {}, drain: {policy: Evict, gracePeriod: 45s}}";
     let plugin: gpunode_crds::GpuNodePolicySpec = serde_yaml::from_str(policy).unwrap();
     let document = gpunode_config::ConfigDocument::of(plugin.device_plugin.as_ref().unwrap());
-    let condition = "{type: Ready, status: 'True', reason: Registered, message: '', lastTransitionTime: '2026-01-01T00:00:00Z'}";
+    let condition =
+        "{type: Ready, status: 'True', reason: Registered, message: '', lastTransitionTime: '2026-01-01T00:00:00Z'}";
     let status = format!(
         "
 agent: {{pod: a, podUid: u, mode: DevicePlugin, version: '1', configVersions: [1]}}
@@ -167,7 +168,10 @@ async fn pods_are_read_before_a_drain_evicts_them_with_the_grace_period_of_the_p
     // One answer for the list of the node's pods and for the pod.
     pod["items"] = json!([pod.clone()]);
     let mut scene = drain(pod);
-    assert!(timeout(Duration::from_secs(1), scene.evictions.next()).await.is_err(), "nobody has read the pods");
+    assert!(
+        timeout(Duration::from_secs(1), scene.evictions.next()).await.is_err(),
+        "nobody has read the pods"
+    );
     let (messages, mut received) = mpsc::channel(1);
     let watcher = drain_watcher::DrainWatcher {
         context: scene.context.clone(),
@@ -178,7 +182,10 @@ async fn pods_are_read_before_a_drain_evicts_them_with_the_grace_period_of_the_p
     assert_eq!(timeout(Duration::from_secs(1), scene.drains.next()).await.unwrap(), "n");
     assert_eq!(watcher.check("n").await, WorkResult::Done);
     let reviewed = received.try_recv().unwrap();
-    assert!(matches!(&reviewed, IndexMessage::PodsReviewed { node, .. } if node == "n"), "{reviewed:?}");
+    assert!(
+        matches!(&reviewed, IndexMessage::PodsReviewed { node, .. } if node == "n"),
+        "{reviewed:?}"
+    );
     scene.handle(reviewed);
     scene.reconciler.take_due();
     let key = next(&scene).await;
@@ -186,5 +193,8 @@ async fn pods_are_read_before_a_drain_evicts_them_with_the_grace_period_of_the_p
     scene.requests();
     assert_eq!(evict(&scene.context, &key).await, WorkResult::Done);
     let (method, _, request) = scene.requests().remove(1);
-    assert_eq!((method, &request["deleteOptions"]["gracePeriodSeconds"]), (Method::POST, &json!(45)));
+    assert_eq!(
+        (method, &request["deleteOptions"]["gracePeriodSeconds"]),
+        (Method::POST, &json!(45))
+    );
 }

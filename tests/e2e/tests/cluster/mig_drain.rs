@@ -205,6 +205,9 @@ fn a_change_of_sharing_evicts_the_pods_and_they_come_back_on_shares() -> Result<
     await_taint(&lab, false)?;
     assert_eq!(change(&lab)?, Value::Null);
     let after = lab.await_running("busy", 3)?;
-    ensure!(after.iter().all(|pod| !before.contains(pod)), "{after:?} after {before:?}");
+    ensure!(
+        after.iter().all(|pod| !before.contains(pod)),
+        "{after:?} after {before:?}"
+    );
     lab.await_ready("sharing").map(drop)
 }

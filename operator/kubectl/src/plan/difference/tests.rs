@@ -430,16 +430,15 @@ fn node_of_a_policy_that_cannot_be_read_keeps_its_configuration() {
 
 #[test]
 fn pods_that_a_policy_evicts_for_a_change_are_told_from_those_that_it_waits_for() {
-    let spec = |drain: &str, plugin: &serde_json::Value| {
-        json!({"nodeSelector": {}, "drain": {"policy": drain}, "devicePlugin": plugin})
-    };
+    let spec = |drain: &str, plugin: &serde_json::Value| json!({"nodeSelector": {}, "drain": {"policy": drain}, "devicePlugin": plugin});
     let cluster = carried_out(ClusterSnapshot {
         policies: vec![policy("p", &spec("Wait", &json!({})))],
         gpu_nodes: vec![gpu_node("n")],
         nodes: vec![node("n", &json!({}))],
         ..ClusterSnapshot::default()
     });
-    let shared = json!({"resources": [{"name": "nvidia.com/gpu", "sharing": {"strategy": "TimeSlicing", "replicas": 2}}]});
+    let shared =
+        json!({"resources": [{"name": "nvidia.com/gpu", "sharing": {"strategy": "TimeSlicing", "replicas": 2}}]});
     let evicts = |drain: &str, plugin: &serde_json::Value| {
         let plan = plan(&cluster, &[policy("p", &spec(drain, plugin))]);
         let mut notes = plan.nodes.iter().flat_map(|node| &node.notes);

@@ -1,9 +1,10 @@
 use super::*;
 use serde_json::{Value, json};
 
-fn pod(name: &str, more: Value) -> Pod {
-    let mut pod = json!({"metadata": {"name": name, "namespace": "ml", "labels": {"app": name}}, "spec": {"containers": []}});
-    json_patch::merge(&mut pod, &more);
+fn pod(name: &str, more: &Value) -> Pod {
+    let mut pod =
+        json!({"metadata": {"name": name, "namespace": "ml", "labels": {"app": name}}, "spec": {"containers": []}});
+    json_patch::merge(&mut pod, more);
     serde_json::from_value(pod).unwrap()
 }
 
@@ -11,7 +12,7 @@ fn owned_by(kind: &str) -> Value {
     json!([{"apiVersion": "apps/v1", "kind": kind, "name": "o", "uid": "u", "controller": true}])
 }
 
-fn written_by_creator(fields: Value) -> Value {
+fn written_by_creator(fields: &Value) -> Value {
     json!([{"manager": "kube-controller-manager", "operation": "Update", "fieldsType": "FieldsV1", "fieldsV1": fields}])
 }
 
@@ -33,26 +34,32 @@ fn pod_that_would_come_straight_back_is_an_obstacle() {
     let everything = json!([{"operator": "Exists"}]);
     let one_taint = json!([{"key": "gpunode.dev/reconfiguring", "operator": "Exists"}]);
     let other_taint = json!([{"key": "nvidia.com/gpu", "operator": "Exists"}]);
-    let bound = written_by_creator(json!({"f:spec": {"f:nodeName": {}}}));
-    let of = |more: Value| obstacle(&pod("a", more)).is_some();
-    let daemon = |tolerations: &Value| {
-        json!({"metadata": {"ownerReferences": owned_by("DaemonSet")}, "spec": {"tolerations": tolerations}})
-    };
-    assert!(of(daemon(&everything)) && of(daemon(&one_taint)) && !of(daemon(&other_taint)));
+    let bound = written_by_creator(&json!({"f:spec": {"f:nodeName": {}}}));
+    let of = |more: &Value| obstacle(&pod("a", more)).is_some();
+    let daemon = |tolerations: &Value| json!({"metadata": {"ownerReferences": owned_by("DaemonSet")}, "spec": {"tolerations": tolerations}});
+    assert!(of(&daemon(&everything)) && of(&daemon(&one_taint)) && !of(&daemon(&other_taint)));
     let replica = |fields: &Value| {
         json!({"metadata": {"ownerReferences": owned_by("ReplicaSet"), "managedFields": fields},
             "spec": {"nodeName": "n", "tolerations": everything}})
     };
-    assert!(of(replica(&bound)));
-    assert!(!of(replica(&written_by_creator(json!({"f:spec": {"f:containers": {}}})))), "the scheduler bound it");
-    assert!(!of(json!({"metadata": {"managedFields": bound}})), "nobody replaces it");
-    assert!(of(json!({"metadata": {"annotations": {"kubernetes.io/config.mirror": "x"}}})));
+    assert!(of(&replica(&bound)));
+    assert!(
+        !of(&replica(&written_by_creator(&json!({"f:spec": {"f:containers": {}}})))),
+        "the scheduler bound it"
+    );
+    assert!(
+        !of(&json!({"metadata": {"managedFields": bound}})),
+        "nobody replaces it"
+    );
+    assert!(of(
+        json!({"metadata": {"annotations": {"kubernetes.io/config.mirror": "x"}}})
+    ));
 }
 
 #[test]
 fn review_names_obstacles_among_the_holders_alone_and_finds_the_monitors() {
     let daemon = json!({"metadata": {"ownerReferences": owned_by("DaemonSet")}, "spec": {"tolerations": [{"operator": "Exists"}]}});
-    let pods = [pod("train", json!({})), pod("dcgm", daemon.clone()), pod("sidecar", daemon)];
+    let pods = [pod("train", &json!({})), pod("dcgm", &daemon), pod("sidecar", &daemon)];
     let read = review(&["ml/train", "ml/gone"]).judge(&pods);
     assert!(read.obstacles.is_empty(), "{read:?}");
     let monitors: Vec<String> = read.monitors.iter().map(ToString::to_string).collect();

@@ -63,7 +63,9 @@ fn of(policies: &[GpuNodePolicy], node: &NodeFacts, gpu_node: &GpuNode) -> BTree
 
 fn since(eviction: &PodEviction) -> Timestamp {
     match &eviction.cause {
-        EvictionCause::Broken { since, .. } | EvictionCause::Change { since, .. } | EvictionCause::OpenHandle { since } => *since,
+        EvictionCause::Broken { since, .. }
+        | EvictionCause::Change { since, .. }
+        | EvictionCause::OpenHandle { since } => *since,
     }
 }
 
