@@ -158,6 +158,15 @@ waiting: [{{device: GPU-0, message: m, pods: [ml/a], switches: true}}]
     let facts = gpunode_plan::GpuNodeFacts::of(serde_json::from_value(gpu_node).unwrap());
     let update = WatchUpdate::applied(facts);
     scene.handle(IndexMessage::GpuNodes(update));
+    let taint = json!({"key": "gpunode.dev/reconfiguring", "effect": "NoSchedule"});
+    let record = json!({"version": 1, "taints": [taint], "policies": ["p"]});
+    let node = json!({
+        "metadata": {"name": "n", "uid": "u", "resourceVersion": "2", "annotations": {"gpunode.dev/owned": record.to_string()}},
+        "spec": {"taints": [taint]},
+        "status": {"conditions": [{"type": "Ready", "status": "True"}]},
+    });
+    let facts = NodeFacts::of(&serde_json::from_value::<Node>(node).unwrap());
+    scene.handle(IndexMessage::Nodes(WatchUpdate::applied(facts)));
     scene
 }
 
