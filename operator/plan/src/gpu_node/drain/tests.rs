@@ -52,7 +52,7 @@ fn pod_that_would_come_straight_back_is_an_obstacle() {
         "nobody replaces it"
     );
     assert!(of(
-        json!({"metadata": {"annotations": {"kubernetes.io/config.mirror": "x"}}})
+        &json!({"metadata": {"annotations": {"kubernetes.io/config.mirror": "x"}}})
     ));
 }
 
