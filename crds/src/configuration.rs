@@ -1,5 +1,6 @@
 //! Configuration of an agent in `GpuNode`: the document, its turn in a rollout, and a rejected document.
 
+use crate::mig_status::MigReason;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::KubeSchema;
 use schemars::JsonSchema;
@@ -85,6 +86,15 @@ pub enum DrainFailure {
     CannotEvict,
     /// The pods did not go within `drain.timeout`.
     DrainTimedOut,
+}
+
+impl From<DrainFailure> for MigReason {
+    fn from(failure: DrainFailure) -> Self {
+        match failure {
+            DrainFailure::CannotEvict => Self::CannotEvict,
+            DrainFailure::DrainTimedOut => Self::DrainTimedOut,
+        }
+    }
 }
 
 /// Configuration document for the agent.

@@ -1,6 +1,5 @@
 //! Layout of MIG instances on a GPU, desired and observed, in the status of a node.
 
-use crate::DrainFailure;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::KubeSchema;
 use schemars::JsonSchema;
@@ -115,15 +114,6 @@ impl MigPhase {
     /// Returns the name in the API.
     pub fn as_str(self) -> &'static str {
         self.into()
-    }
-}
-
-impl From<DrainFailure> for MigReason {
-    fn from(failure: DrainFailure) -> Self {
-        match failure {
-            DrainFailure::CannotEvict => Self::CannotEvict,
-            DrainFailure::DrainTimedOut => Self::DrainTimedOut,
-        }
     }
 }
 

@@ -3,7 +3,6 @@
 //! The schema of a CRD, and the API server for its own kinds, allow values that the Rust types do not, such as a time with an
 //! offset of 99 hours. Without leniency anybody who may write one status could stop the whole operator.
 
-use crate::watch::WatchedObject;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use kube::Resource;
 use serde::{
@@ -16,6 +15,12 @@ use std::borrow::Cow;
 /// Parts that are dropped from an object that cannot be parsed whole: others write them, and the rest still says what people
 /// want.
 const DISPENSABLE: [&str; 2] = ["/status", "/metadata/managedFields"];
+
+/// An object that a watch brings.
+pub trait WatchedObject: Sized {
+    /// Reads an object from its text.
+    fn from_text(text: &str) -> Result<Self, serde_json::Error>;
+}
 
 /// An object of kind `K`, as far as it can be parsed.
 #[derive(Clone, Debug)]

@@ -17,7 +17,6 @@ mod watch_health;
 mod watch_steps;
 
 pub use list_watch::{ListWatch, WatchOutputs};
-pub use response::WatchedObject;
 pub use watch_health::WatchHealth;
 
 use crate::{

@@ -15,6 +15,8 @@
 //! | `outcome` | the outcome of one policy on one node |
 //! | `rollout_stage` | the stage of a node in a rollout |
 //! | `node_drain` | taints that evict pods from a node |
+//! | `pod_eviction` | the eviction of one pod |
+//! | `reviewed_pods` | pods of a node as they were read for its drain |
 //! | `pods` | names and resources of pods, and pods that have ended |
 //! | `names` | names and labels of DaemonSets |
 //! | `label_syntax` | texts that can be values and keys of labels |
@@ -37,8 +39,10 @@ mod outcome;
 mod output;
 mod packed_map;
 mod patch_builder;
+mod pod_eviction;
 mod pods;
 mod record;
+mod reviewed_pods;
 mod rollout_stage;
 mod taint;
 mod time;
@@ -55,7 +59,7 @@ pub use gpu_node::{
     change::GpuNodeChange,
     conditions::ConditionsChange,
     configuration::missing_owner,
-    drain::{DrainWork, PodReview, ReviewedPods},
+    drain::{DrainWork, PodReview},
 };
 pub use input::{
     agent_images::{AgentImages, AgentImagesError},
@@ -93,7 +97,7 @@ pub use output::{
         is_daemonset_observed, is_same_daemonset, outdated_agents, policy_of_daemonset, repaired_daemonset,
         without_policy_owner,
     },
-    evictions::{EvictionCause, PodEviction, evictions},
+    evictions::evictions,
     explain::{
         EntryKind, EntrySource, EntryState, Explanation, ExplanationEntry, OverriddenValue, PolicyMatch, explain,
     },
@@ -103,7 +107,9 @@ pub use output::{
 };
 pub use packed_map::PackedMap;
 pub use patch_builder::PatchBuilder;
+pub use pod_eviction::{EvictionCause, PodEviction};
 pub use pods::{PodName, has_ended};
 pub use record::resource_use::{ResourceUse, ResourceUses};
+pub use reviewed_pods::ReviewedPods;
 pub use rollout_stage::RolloutStage;
 pub use taint::{Taint, TaintKey};

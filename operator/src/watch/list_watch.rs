@@ -6,8 +6,9 @@
 
 use crate::{
     index::cache::{DeletedObject, WatchUpdate},
+    lenient::WatchedObject,
     watch::{
-        response::{EventText, WatchError, WatchedObject, open, parse_page},
+        response::{EventText, WatchError, open, parse_page},
         watch_health::WatchHealth,
         watch_steps::{StepEnd, WatchStep, WatchSteps},
     },

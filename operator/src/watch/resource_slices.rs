@@ -6,9 +6,9 @@
 
 use crate::{
     index::{cache::WatchUpdate, dra_nodes::SliceOwner, message::IndexMessage},
+    lenient::WatchedObject,
     watch::{
         list_watch::{ListWatch, WatchOutputs},
-        response::WatchedObject,
         watch_health::WatchHealth,
     },
 };

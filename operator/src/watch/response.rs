@@ -1,6 +1,7 @@
 //! Requests of lists and watches, and their responses piece by piece: a page is parsed object by object, a stream line
 //! by line.
 
+use crate::lenient::WatchedObject;
 use http::{Request, header::RETRY_AFTER};
 use http_body::Body as _;
 use kube::{
@@ -182,12 +183,6 @@ fn line_length(bytes: &[u8]) -> Option<usize> {
     let mut rest = bytes;
     let length = rest.skip_until(b'\n').ok()?.checked_sub(1)?;
     (bytes[length] == b'\n').then_some(length)
-}
-
-/// An object that a watch brings.
-pub trait WatchedObject: Sized {
-    /// Reads an object from its text.
-    fn from_text(text: &str) -> Result<Self, serde_json::Error>;
 }
 
 /// An event whose object is text still: most are parsed once, and those of own writes not at all.

@@ -178,7 +178,7 @@ impl ClusterPlan {
     }
 }
 
-/// What becomes of pods on devices that change, under `drain: {policy: Evict}`.
+/// Consequence of `drain: {policy: Evict}` for pods on devices that change.
 const EVICTS: &str = "the policy has drain.policy Evict: at the turn of the node these pods are evicted, within their \
                       PodDisruptionBudgets and drain.timeout";
 

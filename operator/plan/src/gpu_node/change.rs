@@ -1,7 +1,8 @@
 //! A write to the `GpuNode` of one node.
 
-use crate::input::gpu_node_facts::GpuNodeFacts;
-use gpunode_crds::{Configuration, ConfigurationStep, DisruptiveChange, GpuNode};
+use crate::{input::gpu_node_facts::GpuNodeFacts, time::whole_second};
+use gpunode_crds::{ChangeState, Configuration, ConfigurationStep, DisruptiveChange, GpuNode};
+use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{OwnerReference, Time};
 
 /// Write to the `GpuNode` of one node. Each write except a creation is refused unless the object has the version given.
@@ -71,4 +72,27 @@ impl GpuNodeChange {
     pub fn gives_configuration(&self) -> bool {
         matches!(self, Self::Create(_) | Self::Configure { config: Some(_), .. })
     }
+}
+
+/// Returns a change to this state for what the configuration in the spec needs.
+pub fn new_change(gpu_node: &GpuNodeFacts, state: ChangeState, now: Timestamp) -> Option<DisruptiveChange> {
+    let before = gpu_node.change.as_ref().map(|change| change.since.0);
+    Some(DisruptiveChange {
+        state,
+        hash: gpu_node.configuration()?.hash.clone(),
+        since: Time(unused_second([before, gpu_node.finished_change], now)),
+        reason: None,
+        message: None,
+        attempts: 0,
+    })
+}
+
+/// Returns the first second that neither the step or change before nor the agent's report has, which would finish the new one.
+pub fn unused_second(taken: [Option<Timestamp>; 2], now: Timestamp) -> Timestamp {
+    let taken = taken.map(|start| start.map(whole_second));
+    let start = whole_second(now);
+    (0..=2)
+        .filter_map(|seconds| start.checked_add(SignedDuration::from_secs(seconds)).ok())
+        .find(|start| !taken.contains(&Some(*start)))
+        .unwrap_or(start)
 }

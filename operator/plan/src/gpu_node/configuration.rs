@@ -2,7 +2,7 @@
 
 use crate::{
     gpu_node::{
-        change::GpuNodeChange,
+        change::{GpuNodeChange, new_change, unused_second},
         drain::{begun_drain, drain_stage, next_change},
         mig_progress::{blocked_gpus, has_phase},
         requests::initial_requests,
@@ -12,14 +12,13 @@ use crate::{
         policies::Policy,
     },
     rollout_stage::RolloutStage,
-    time::whole_second,
 };
 use gpunode_config::CONFIG_VERSION;
 use gpunode_crds::{
-    ChangeState, Configuration, ConfigurationStep, DisruptiveChange, GpuNode, GpuNodeSpec, GpuNodeStatus,
-    MAX_FAILED_MESSAGE, MigPhase, NodeWaiting,
+    ChangeState, Configuration, ConfigurationStep, GpuNode, GpuNodeSpec, GpuNodeStatus, MAX_FAILED_MESSAGE, MigPhase,
+    NodeWaiting,
 };
-use jiff::{SignedDuration, Timestamp};
+use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{OwnerReference, Time};
 use std::collections::BTreeSet;
 
@@ -247,29 +246,6 @@ fn new_step(gpu_node: &GpuNodeFacts, policy: &Policy, now: Timestamp) -> Configu
         generation: policy.generation,
         failed: None,
     }
-}
-
-/// Returns a change to this state for what the configuration in the spec needs.
-pub fn new_change(gpu_node: &GpuNodeFacts, state: ChangeState, now: Timestamp) -> Option<DisruptiveChange> {
-    let before = gpu_node.change.as_ref().map(|change| change.since.0);
-    Some(DisruptiveChange {
-        state,
-        hash: gpu_node.configuration()?.hash.clone(),
-        since: Time(unused_second([before, gpu_node.finished_change], now)),
-        reason: None,
-        message: None,
-        attempts: 0,
-    })
-}
-
-/// Returns the first second that neither the step or change before nor the agent's report has, which would finish the new one.
-fn unused_second(taken: [Option<Timestamp>; 2], now: Timestamp) -> Timestamp {
-    let taken = taken.map(|start| start.map(whole_second));
-    let start = whole_second(now);
-    (0..=2)
-        .filter_map(|seconds| start.checked_add(SignedDuration::from_secs(seconds)).ok())
-        .find(|start| !taken.contains(&Some(*start)))
-        .unwrap_or(start)
 }
 
 /// Returns the devices of a node whose change waits for their holders, and the GPUs that something else keeps from their layout;

@@ -13,7 +13,7 @@
 
 use crate::{
     gpu_node::{
-        configuration::new_change,
+        change::new_change,
         mig_progress::has_phase,
         progress_messages::{drain_failed, pods_stayed},
     },
@@ -21,8 +21,9 @@ use crate::{
         context::NodeContext, facts::NodeFacts, gpu_node_facts::GpuNodeFacts, policies::Policy, selectors::matches_pod,
     },
     node_drain::evicted_after,
-    output::evictions::{EvictionCause, PodEviction},
+    pod_eviction::{EvictionCause, PodEviction},
     pods::{PodName, is_mirror},
+    reviewed_pods::ReviewedPods,
     taint::{Taint, TaintKey},
     time::whole_second,
 };
@@ -213,19 +214,6 @@ pub struct PodReview {
     monitors: Vec<EvictablePods>,
 }
 
-/// Result of reading the pods of a node.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ReviewedPods {
-    /// Start of the drain.
-    since: Timestamp,
-    /// Pods that were read.
-    pods: BTreeSet<PodName>,
-    /// Those that cannot be evicted or would come straight back, each with the reason.
-    obstacles: Vec<String>,
-    /// Pods without devices that may be evicted.
-    monitors: BTreeSet<PodName>,
-}
-
 impl PodReview {
     /// Judges the pods of the node. One that is gone is no obstacle.
     pub fn judge(&self, all: &[Pod]) -> ReviewedPods {
@@ -275,7 +263,7 @@ fn is_bound_by_its_controller(pod: &Pod) -> bool {
     fields.any(|fields| fields.0.pointer("/f:spec/f:nodeName").is_some())
 }
 
-/// What has to go before the devices of a node can change.
+/// Obstacles to the change of a node's devices that go with pods and processes.
 #[derive(Debug, Default)]
 struct DrainNeed {
     /// Pods on devices that switch, as `NAMESPACE/NAME`.

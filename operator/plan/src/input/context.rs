@@ -1,9 +1,9 @@
 //! Everything that is known of one node at one moment.
 
 use crate::{
-    gpu_node::drain::ReviewedPods,
     input::{deselection::Deselections, facts::NodeFacts, gpu_node_facts::GpuNodeFacts, release::is_released},
     node_drain::NodeDrain,
+    reviewed_pods::ReviewedPods,
 };
 use gpunode_crds::{ConditionType, Configuration, GpuDevice, GpuNodeStatus};
 use jiff::{SignedDuration, Timestamp};

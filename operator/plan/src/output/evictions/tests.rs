@@ -3,6 +3,7 @@ use crate::{input::context::NodeContext, node::planner::plan_node};
 use gpunode_crds::{GpuNode, GpuNodePolicy};
 use k8s_openapi::api::core::v1::Node;
 use serde_json::{Value, json};
+use std::collections::BTreeSet;
 
 const EVICTS: &str = "{nodeSelector: {}, evictPods: true}";
 
