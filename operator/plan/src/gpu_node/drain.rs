@@ -10,6 +10,7 @@
 //! | `Prepare` | nothing holds them | `Approved` where MIG changes, otherwise the drain is over |
 //! | `Prepare` | the timeout is over | `Failed` |
 //! | `Failed` | the pause is over | as without a change |
+//! | `Approved` | an open handle keeps the driver from the change | `Prepare`, if `drain.evict` names pods |
 
 use crate::{
     gpu_node::{
@@ -61,7 +62,13 @@ pub fn drain_stage(policy: &Policy, context: NodeContext<'_>) -> Option<DrainSta
     if let Some(prepared) = gpu_node.preparation() {
         return Some(DrainStage::UnderWay(end_of(prepared, rules)));
     }
-    if gpu_node.unfinished_approval().is_some() || !is_needed(rules, gpu_node.status()?) {
+    let need = DrainNeed::of(gpu_node.status()?);
+    let is_needed = if gpu_node.unfinished_approval().is_some() {
+        need.needs_monitors(rules)
+    } else {
+        !need.pods.is_empty() || need.needs_monitors(rules)
+    };
+    if !is_needed {
         return None;
     }
     let failed = gpu_node.failed_drain();
@@ -86,10 +93,14 @@ pub fn next_change(
     policy: &Policy,
     context: NodeContext<'_>,
 ) -> Result<Option<DisruptiveChange>, DrainGoesOn> {
-    let (Some(prepared), Some(rules)) = (gpu_node.preparation(), policy.drain.as_ref()) else {
-        return Err(DrainGoesOn);
-    };
     let now = context.now;
+    let (Some(prepared), Some(rules)) = (gpu_node.preparation(), policy.drain.as_ref()) else {
+        // A handle may show only when the driver refuses what was approved. The drain takes the place of the approval in the
+        // rollout; the agent finishes what it has begun without one.
+        let is_due = drain_stage(policy, context) == Some(DrainStage::Due);
+        let is_refused = is_due && gpu_node.unfinished_approval().is_some();
+        return is_refused.then(|| begun_drain(gpu_node, now)).ok_or(DrainGoesOn);
+    };
     let need = DrainNeed::of(gpu_node.status().unwrap_or(&GpuNodeStatus::default()));
     // An agent that starts knows no holder yet.
     if !need.is_open && !gpu_node.is_silent() {
@@ -275,6 +286,11 @@ struct DrainNeed {
 }
 
 impl DrainNeed {
+    /// Returns true if the end of a monitor may free a device.
+    fn needs_monitors(&self, rules: &DrainRules) -> bool {
+        self.has_handles && !rules.evict.is_empty()
+    }
+
     fn of(status: &GpuNodeStatus) -> Self {
         let switching = || status.waiting.iter().filter(|waiting| waiting.switches);
         let is_stuck = |reasons: &[MigReason]| {
@@ -293,12 +309,6 @@ impl DrainNeed {
                 || is_stuck(&[MigReason::MpsDaemon, MigReason::CannotEvict, MigReason::DrainTimedOut]),
         }
     }
-}
-
-/// Returns true if an eviction brings the devices of a node nearer to their change.
-fn is_needed(rules: &DrainRules, status: &GpuNodeStatus) -> bool {
-    let need = DrainNeed::of(status);
-    !need.pods.is_empty() || (need.has_handles && !rules.evict.is_empty())
 }
 
 /// Returns true if no container can get a share of the devices that switch: the agent has withdrawn all of them, and the

@@ -411,6 +411,38 @@ fn monitor_is_evicted_only_while_something_keeps_the_gpu_open() {
 }
 
 #[test]
+fn handle_that_only_the_driver_knows_turns_the_approval_into_a_drain() {
+    let mut node = Drained::new(&[]);
+    node.report("AwaitingApproval", &[], 0);
+    node.carry_out(RolloutPermit::Granted, 0);
+    node.report("Applying", &[], 0);
+    node.step(0);
+    assert_eq!(node.state(), Some(ChangeState::Approved));
+    node.report("Blocked/InUse", &[], 0);
+    let plan = node.step(1);
+    assert_eq!(
+        (plan.stage, node.state()),
+        (Some(RolloutStage::Stepping), Some(ChangeState::Prepare))
+    );
+    let plan = node.step(1);
+    assert!(node.has_taint() && plan.drain_work.review.is_none());
+    let monitor = json!({"metadata": {"name": "dcgm-1", "namespace": "ops", "labels": {"app": "dcgm"}}, "spec": {"containers": []}});
+    let plan = node.step(1);
+    node.read_pods(&plan, &[monitor]);
+    let plan = node.step(1);
+    assert_eq!(node.evicted(&plan), ["ops/dcgm-1"]);
+    node.report("Applying", &[], 0);
+    let plan = node.step(2);
+    assert_eq!((plan.stage, node.state()), (Some(RolloutStage::Stepping), None));
+    let plan = node.step(2);
+    assert_eq!(
+        (plan.stage, node.has_taint()),
+        (Some(RolloutStage::Stepping), false),
+        "it still changes"
+    );
+}
+
+#[test]
 fn nodes_that_must_not_change_are_not_drained_and_a_drain_ends_there() {
     let released = |mut node: Drained| {
         node.world.set_label("gpunode.dev/release", Some("true"));
