@@ -52,6 +52,7 @@ pub use health::{
 pub use injection::{InjectionWays, injection, unread_cdi_file};
 pub use mig::{
     AttemptHistory, AttemptResult, ChangeRecord, DeviceHold, DeviceUse, LayoutHolds, LayoutTarget, MigAttempt,
-    MigDecision, MigFailure, MigInputs, MigRecord, MigStep, MigWork, MigWorkKind, UsedDevices, decide, next_step,
+    MigDecision, MigFailure, MigInputs, MigRecord, MigStep, MigWork, MigWorkKind, UsedDevices, decide, forget,
+    next_step,
 };
 pub use sharing::{AdvertisedResource, AdvertisedShare, Assignment, DeviceSharing, device_of};

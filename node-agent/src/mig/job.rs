@@ -78,7 +78,7 @@ impl MigJob {
     pub fn remember(&self, file: &mut RecordFile) -> AttemptResult {
         let saved = self.update(file, |record| {
             (record.applied, record.run) = (Some(self.work.layout.clone()), self.run.clone());
-            record.failure = None;
+            (record.change, record.failure, record.restore_failure) = (None, None, None);
         });
         saved.map_or_else(|error| failed(&error), |()| AttemptResult::Done)
     }
@@ -141,19 +141,23 @@ impl MigJob {
         if is_persistent {
             self.saved(file.set_persistent(&self.gpu.uuid, true))?;
         }
-        let is_new = file
-            .records()
-            .get(&self.gpu.uuid)
-            .is_none_or(|record| record.change.is_none());
-        self.update(file, |record| {
-            let begun = record.change.take();
-            record.change = Some(ChangeRecord {
-                hash: self.work.hash.clone(),
-                before: begun.map_or_else(|| state.layout(), |begun| begun.before),
-                wanted: layout.clone(),
-                rolls_back: self.work.kind == MigWorkKind::RollBack,
-            });
-        })?;
+        let begun = file.records().get(&self.gpu.uuid);
+        let begun = begun.and_then(|record| record.change.clone());
+        // Of a GPU that somebody else has divided meanwhile, nothing of the change is left.
+        let begun = begun.filter(|begun| !begun.is_overtaken(&state));
+        let is_new = begun.is_none();
+        let restores = self.work.kind == MigWorkKind::Restore;
+        // What a boot has left is nothing to go back to.
+        let first = || if restores { layout.clone() } else { state.layout() };
+        let change = ChangeRecord {
+            hash: self.work.hash.clone(),
+            before: begun.as_ref().map_or_else(first, |begun| begun.before.clone()),
+            wanted: layout.clone(),
+            rolls_back: self.work.kind == MigWorkKind::RollBack,
+            restores,
+            passed: begun.map(|begun| begun.passed_before(layout)).unwrap_or_default(),
+        };
+        self.update(file, |record| record.change = Some(change))?;
         info!(gpu = self.gpu.uuid, kind = ?self.work.kind, "changing MIG");
         let ended = change_layout(&library, &address, layout, |step| {
             call.begin_turn(Some(&self.gpu.uuid));
@@ -245,10 +249,12 @@ impl MigJob {
     fn note_done(&self, file: &mut RecordFile) -> Result<(), JobError> {
         self.update(file, |record| {
             (record.applied, record.run) = (Some(self.work.layout.clone()), self.run.clone());
-            record.change = None;
-            match &mut record.failure {
-                Some(failure) if self.work.kind == MigWorkKind::RollBack => failure.rolled_back = true,
-                failure => *failure = None,
+            (record.change, record.restore_failure) = (None, None);
+            match (&mut record.failure, self.work.kind) {
+                (Some(failure), MigWorkKind::RollBack) => failure.rolled_back = true,
+                // A layout that is back says nothing about one that was refused.
+                (_, MigWorkKind::Restore) => {}
+                (failure, _) => *failure = None,
             }
         })
     }
@@ -256,8 +262,15 @@ impl MigJob {
     fn note_failure(&self, file: &mut RecordFile, mut message: String) -> AttemptResult {
         message.truncate(message.floor_char_boundary(MAX_MESSAGE));
         let noted = self.update(file, |record| {
-            let before = record.failure.take().filter(|failure| failure.hash == self.work.hash);
-            record.failure = Some(MigFailure {
+            let is_restore = self.work.kind == MigWorkKind::Restore;
+            let failure = if is_restore {
+                &mut record.restore_failure
+            } else {
+                &mut record.failure
+            };
+            let is_same = |before: &MigFailure| is_restore || before.hash == self.work.hash;
+            let before = failure.take().filter(is_same);
+            *failure = Some(MigFailure {
                 hash: self.work.hash.clone(),
                 attempts: before.map_or(0, |failure| failure.attempts).saturating_add(1),
                 at: Timestamp::now(),
