@@ -1,16 +1,20 @@
 //! The work on one GPU, on a thread of its own.
 
 use super::{
-    occupants::{Leaving, occupants},
+    occupants::{Leaving, Suspects, occupants},
+    persistenced,
     record_file::RecordFile,
 };
-use crate::driver::{
-    calls::DriverCall,
-    hardware_probe::DriverRoots,
-    nvml::{
-        Capabilities, ChangeEnd, GpuAddress, MigChangeError, answer_name, change_layout, has_persistence,
-        read_mig_state, restore_persistence,
+use crate::{
+    driver::{
+        calls::DriverCall,
+        hardware_probe::DriverRoots,
+        nvml::{
+            Capabilities, ChangeEnd, GpuAddress, MigChangeError, answer_name, change_layout, has_persistence,
+            read_mig_state, restore_persistence,
+        },
     },
+    gpu_processes::small_file,
 };
 use gpunode_crds::MigReason;
 use gpunode_gpu::{
@@ -107,7 +111,7 @@ impl MigJob {
         if leaving.is_empty() && !changes_mode {
             return Ok(AttemptResult::Clear);
         }
-        Ok(match self.occupants(&library, &state, call)? {
+        Ok(match self.occupants(&library, &state, Suspects::default(), call)? {
             None => AttemptResult::Clear,
             Some(names) => AttemptResult::Blocked {
                 reason: MigReason::InUse,
@@ -134,6 +138,9 @@ impl MigJob {
         call.begin_turn(Some(&self.gpu.uuid));
         let state = self.state(&library)?;
         let is_reset = state.mode_needs_reset && state.enabled != layout.enabled;
+        if is_reset && let Some(folder) = file.folder() {
+            persistenced::link(&self.roots, folder);
+        }
         let is_persistent = is_reset && has_persistence(&library, &address)?;
         call.answered();
         // A slow disk is no slow driver.
@@ -199,32 +206,51 @@ impl MigJob {
                     "change the MIG mode: the driver cannot reset or idle the GPU ({})",
                     answer_name(&status)
                 );
-                self.in_use(&library, call, MigReason::ModePending, &answer)
+                let suspects = Suspects {
+                    persistenced: !is_persistent,
+                    agents: true,
+                };
+                self.in_use(&library, call, (MigReason::ModePending, suspects), &answer)
             }
             Err(
                 error @ MigChangeError::Call {
                     source: NvmlError::InUse,
                     ..
                 },
-            ) => self.in_use(&library, call, MigReason::InUse, &error.to_string()),
+            ) => self.in_use(
+                &library,
+                call,
+                (MigReason::InUse, Suspects::default()),
+                &error.to_string(),
+            ),
             Err(error) => return Err(JobError::Change(error)),
         })
     }
 
     /// Returns the result of a change that the driver refused since something uses the GPU.
-    fn in_use(&self, library: &Path, call: &DriverCall, reason: MigReason, answer: &str) -> AttemptResult {
+    fn in_use(
+        &self,
+        library: &Path,
+        call: &DriverCall,
+        (reason, suspects): (MigReason, Suspects),
+        answer: &str,
+    ) -> AttemptResult {
         let state = self.state(library);
         let by = state
-            .and_then(|state| self.occupants(library, &state, call))
+            .and_then(|state| self.occupants(library, &state, suspects, call))
             .ok()
             .flatten();
-        let by = by.map_or_else(
-            || {
+        let by = match by {
+            Some(names) => format!("used by {names}; end it"),
+            None if reason == MigReason::ModePending && drm_is_used(&self.roots.host_root) => {
+                "the kernel module nvidia_drm uses it: unload it (`modprobe -r nvidia_drm`), and end a display first"
+                    .to_owned()
+            }
+            None => {
                 "gpunode finds no process of this node on it: a monitor such as DCGM may keep a handle open; restart it"
                     .to_owned()
-            },
-            |names| format!("used by {names}; end it"),
-        );
+            }
+        };
         AttemptResult::Blocked {
             reason,
             message: format!("{answer}; {by}"),
@@ -310,7 +336,13 @@ impl MigJob {
     }
 
     /// Returns the names of who is on what goes.
-    fn occupants(&self, library: &Path, state: &GpuMigState, call: &DriverCall) -> Result<Option<String>, JobError> {
+    fn occupants(
+        &self,
+        library: &Path,
+        state: &GpuMigState,
+        suspects: Suspects,
+        call: &DriverCall,
+    ) -> Result<Option<String>, JobError> {
         let (layout, host_root) = (&self.work.layout, &self.roots.host_root);
         let going: BTreeSet<u32> = leaving_instances(state, layout).map(|instance| instance.id).collect();
         let changes_mode = state.enabled != layout.enabled;
@@ -326,6 +358,7 @@ impl MigJob {
                 .chain(of_gpu.map(|minor| format!("/dev/nvidia{minor}")))
                 .collect(),
             instances: (!changes_mode).then_some(going),
+            suspects,
         };
         Ok(occupants(
             library,
@@ -341,6 +374,14 @@ fn failed(error: &JobError) -> AttemptResult {
     AttemptResult::Failed {
         message: error.to_string(),
     }
+}
+
+/// Returns true if the driver's module for displays uses the GPUs: no GPU can be reset then (mig-parted#181). It shows nodes of its
+/// own, or has users.
+fn drm_is_used(host_root: &Path) -> bool {
+    let module = host_root.join("sys/module/nvidia_drm");
+    let text = |file: &str| small_file::text(&module.join(file)).unwrap_or_default();
+    text("parameters/modeset").trim() == "Y" || text("refcnt").trim().parse::<u32>().is_ok_and(|users| users > 0)
 }
 
 /// Returns the instances that a layout does not have, or of which a part has to go.

@@ -65,6 +65,11 @@ impl RecordFile {
         })
     }
 
+    /// Returns the state folder.
+    pub fn folder(&self) -> Option<&Path> {
+        self.path.parent()
+    }
+
     /// Returns the records.
     pub fn records(&self) -> &MigRecords {
         &self.on_disk.gpus
