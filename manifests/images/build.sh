@@ -41,6 +41,11 @@ build() { # NAME USER
   fi
   # Mount points: a running image has a read-only root file system.
   mkdir -p "$root/host" "$root/var/lib/kubelet/device-plugins" "$root/var/lib/gpunode" "$root/proc" "$root/sys" "$root/dev" "$root/etc" "$root/tmp"
+  if [ "$name" = agent ]; then
+    # NVML looks here for the socket of nvidia-persistenced; the agent lets the other link lead to it.
+    mkdir -p "$root/var/run"
+    ln -s /var/lib/gpunode/nvidia-persistenced "$root/var/run/nvidia-persistenced"
+  fi
   find "$root" -exec touch -h -d "@${SOURCE_DATE_EPOCH:-0}" {} +
 
   umoci init --layout "$layout"

@@ -230,7 +230,9 @@ fn preset(name: &str, geometry: &MigGeometry) -> Result<MigLayout, LayoutError> 
             .collect::<Vec<_>>()
             .join(", ")
     };
-    match presets.iter().find(|preset| preset.name == name) {
+    // Presets are listed with `.`, and the profile in them is known with `+`.
+    let listed = name.replace('+', ".");
+    match presets.iter().find(|preset| preset.name == listed) {
         Some(preset) => Ok(preset.layout.clone()),
         None => Err(LayoutError::UnknownPreset {
             preset: name.to_owned(),

@@ -141,7 +141,6 @@ pub async fn run(args: RunArgs) -> Result<()> {
         roots: driver_roots.clone(),
         state_dir: host.state_dir.clone(),
         hardware: hardware.clone(),
-        layouts: mig_outputs.are_wanted.subscribe(),
         work: mig_outputs.work.subscribe(),
         attempts: watch::Sender::default(),
         records: watch::Sender::default(),

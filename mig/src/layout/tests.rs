@@ -21,6 +21,7 @@ fn layouts_are_written_in_the_order_of_the_board() {
         ("all-enabled", "{}"),
         ("all-1g.10gb", "1g.10gb:7"),
         ("all-1g.10gb.me", "1g.10gb+me:1"),
+        ("all-1g.10gb+me", "1g.10gb+me:1"),
         ("all-balanced", "1g.10gb:2,2g.20gb:1,3g.40gb:1"),
     ] {
         assert_eq!(parsed("A100-80GB", text), written, "{text}");

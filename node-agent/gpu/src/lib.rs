@@ -53,6 +53,6 @@ pub use injection::{InjectionWays, injection, unread_cdi_file};
 pub use mig::{
     AttemptHistory, AttemptResult, ChangeRecord, DeviceHold, DeviceUse, FailedDrain, LayoutHolds, LayoutTarget,
     MigAttempt, MigDecision, MigFailure, MigInputs, MigRecord, MigStep, MigWork, MigWorkKind, UsedDevices, decide,
-    next_step,
+    forget, next_step,
 };
 pub use sharing::{AdvertisedResource, AdvertisedShare, Assignment, DeviceSharing, device_of};

@@ -22,7 +22,7 @@ mod target;
 mod work;
 
 pub use attempts::AttemptHistory;
-pub use decision::{DeviceUse, FailedDrain, MigDecision, MigInputs, UsedDevices, decide};
+pub use decision::{DeviceUse, FailedDrain, MigDecision, MigInputs, UsedDevices, decide, forget};
 pub use hold::{DeviceHold, LayoutHolds};
 pub use record::{ChangeRecord, MigFailure, MigRecord};
 pub use step::{MigStep, next_step};

@@ -1,4 +1,4 @@
-//! Makes the device nodes of MIG instances that the host lacks.
+//! Makes the device nodes of MIG instances that the host lacks, or has with the number of another driver.
 //!
 //! The kernel module makes none: `nvidia-modprobe` does, which NVML calls beside itself. Where NVML runs in a container, as in that of
 //! the agent, the host gets no node of an instance that it creates (NVIDIA/gpu-operator#117, NVIDIA/mig-parted#82).
@@ -9,6 +9,7 @@ use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
 use std::{
     collections::BTreeSet,
     fs, io,
+    os::unix::fs::{FileTypeExt as _, MetadataExt as _},
     path::{Path, PathBuf},
 };
 use tracing::{info, warn};
@@ -37,12 +38,18 @@ pub fn make_missing(roots: &DriverRoots, inventory: &Inventory) {
         return;
     }
     let found = DeviceRoots::of(roots);
+    let major = major(&roots.host_root);
+    if let Some(major) = major {
+        for path in &paths {
+            remove_stale(&found, path, major);
+        }
+    }
     let missing: Vec<&str> = paths.into_iter().filter(|path| !exists(&found, path)).collect();
     if missing.is_empty() {
         return;
     }
     let folder = found.mounted(CONTROL).find(|path| path.exists());
-    let (Some(control), Some(major)) = (folder, major(&roots.host_root)) else {
+    let (Some(control), Some(major)) = (folder, major) else {
         return;
     };
     for path in missing {
@@ -57,6 +64,31 @@ fn exists(roots: &DeviceRoots, path: &str) -> bool {
     roots.mounted(path).any(|path| path.symlink_metadata().is_ok())
 }
 
+/// Removes the nodes of `path` with another number than the kernel's: the module got another major number when it was loaded again.
+fn remove_stale(roots: &DeviceRoots, path: &str, major: u32) {
+    let Ok(minor) = minor(path) else { return };
+    for node in roots.mounted(path).filter(|node| is_other_device(node, major, minor)) {
+        match fs::remove_file(&node) {
+            Ok(()) => {
+                info!(node = %node.display(), "removed the device node of a MIG instance: its number is not the driver's");
+            }
+            Err(error) => warn!(%error, node = %node.display(), "cannot remove a device node with a wrong number"),
+        }
+    }
+}
+
+fn is_other_device(node: &Path, major: u32, minor: u32) -> bool {
+    node.symlink_metadata()
+        .is_ok_and(|node| node.file_type().is_char_device() && node.rdev() != makedev(major, minor))
+}
+
+/// Returns the minor number in the name of a node.
+fn minor(path: &str) -> io::Result<u32> {
+    let name = path.rsplit('/').next().unwrap_or(path);
+    let minor = name.strip_prefix(NAME).and_then(|minor| minor.parse().ok());
+    minor.ok_or_else(|| io::Error::other(format!("{path} is no name of such a node")))
+}
+
 /// Returns the major number of the driver's capabilities.
 fn major(host_root: &Path) -> Option<u32> {
     let table = fs::read_to_string(host_root.join(MAJORS.0)).ok()?;
@@ -66,9 +98,8 @@ fn major(host_root: &Path) -> Option<u32> {
 
 /// Makes the node that containers know as `path` beside the node `control`. One that somebody makes meanwhile is as good.
 fn make(control: &Path, path: &str, node: impl FnOnce(&Path, u32) -> io::Result<()>) -> io::Result<PathBuf> {
+    let minor = minor(path)?;
     let name = path.rsplit('/').next().unwrap_or(path);
-    let minor = name.strip_prefix(NAME).and_then(|minor| minor.parse().ok());
-    let minor = minor.ok_or_else(|| io::Error::other(format!("{path} is no name of such a node")))?;
     let folder = control.with_file_name(FOLDER.trim_start_matches("/dev/"));
     match fs::create_dir(&folder) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
@@ -95,6 +126,17 @@ fn make_node(path: &Path, major: u32, minor: u32) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_node_with_the_number_of_another_driver_is_none_of_this_one() {
+        let null = Path::new("/dev/null");
+        assert!(!is_other_device(null, 1, 3));
+        assert!(is_other_device(null, 237, 3) && is_other_device(null, 1, 4));
+        let file = tempfile::NamedTempFile::new().unwrap();
+        assert!(!is_other_device(file.path(), 1, 3), "no device at all");
+        assert!(!is_other_device(Path::new("/nowhere"), 1, 3));
+        assert_eq!(minor("/dev/nvidia-caps/nvidia-cap66").unwrap(), 66);
+    }
 
     #[test]
     fn nodes_are_made_beside_that_of_the_driver_with_the_kernels_number() {

@@ -17,6 +17,7 @@ use gpunode_crds::MigReason;
 use gpunode_gpu::{AttemptResult, MigAttempt, MigWork, MigWorkKind};
 use std::{
     collections::BTreeMap,
+    io,
     path::PathBuf,
     pin::pin,
     sync::{
@@ -54,8 +55,6 @@ pub struct MigExecutor {
     pub state_dir: PathBuf,
     /// The last reading of the hardware.
     pub hardware: watch::Receiver<Option<Arc<Hardware>>>,
-    /// True once a configuration has layouts. Nothing is read or written before.
-    pub layouts: watch::Receiver<bool>,
     /// The work to do. Work stays listed until its result is seen.
     pub work: watch::Receiver<Vec<MigWork>>,
     /// Results.
@@ -106,12 +105,12 @@ impl Drop for DriverAlone {
 impl MigExecutor {
     /// Does the work that is listed, as it comes. Never returns.
     pub async fn run(mut self) {
-        // Fails only when the agent stops.
-        _ = self.layouts.wait_for(|wanted| *wanted).await;
         let (state_dir, stop) = (self.state_dir.clone(), StopAtEnd(Arc::default()));
+        // Whatever the configuration wants: an agent before this one may have left a change half done.
         let file = loop {
-            let (folder, records) = (state_dir.clone(), self.records.clone());
-            match self.thread.run(move || RecordFile::load(&folder, records)).await {
+            let (folder, records, stop) = (state_dir.clone(), self.records.clone(), stop.0.clone());
+            let loaded = self.thread.run(move || RecordFile::load(&folder, records, stop)).await;
+            match loaded.map_err(io::Error::other).and_then(|loaded| loaded) {
                 Ok(file) => break Arc::new(Mutex::new(file)),
                 Err(error) => warn!(%error, "cannot read the MIG records; retrying"),
             }
@@ -134,7 +133,10 @@ impl MigExecutor {
             };
             self.publish(&work, AttemptResult::Running);
             let result = self.carry_out(&work, &file, &stop.0).await;
-            if !matches!(work.kind, MigWorkKind::Check | MigWorkKind::Remember) {
+            if !matches!(
+                work.kind,
+                MigWorkKind::Check | MigWorkKind::Remember | MigWorkKind::Forget
+            ) {
                 self.probe_hardware.notify_one();
             }
             self.publish(&work, result);
@@ -152,6 +154,10 @@ impl MigExecutor {
     }
 
     async fn carry_out(&self, work: &MigWork, file: &Arc<Mutex<RecordFile>>, stop: &Arc<AtomicBool>) -> AttemptResult {
+        if work.kind == MigWorkKind::Forget {
+            let gpu = work.gpu.clone();
+            return self.on_thread(file, move |file| forget(file, &gpu)).await;
+        }
         let hardware = self.hardware.borrow().clone();
         let inventory = hardware.as_deref().and_then(Hardware::answering);
         let gpu = inventory.and_then(|inventory| inventory.gpus.iter().find(|gpu| gpu.uuid == work.gpu));
@@ -184,7 +190,12 @@ impl MigExecutor {
         };
         let alone = job.resets_the_gpu().then(|| DriverAlone::begin(self));
         if alone.is_some() && !self.others_end(&call).await {
-            return no_driver("a call of gpunode to the driver has no answer yet, and no GPU can be reset meanwhile");
+            // No error of the driver: a probe of all GPUs takes longer without persistence mode.
+            return AttemptResult::Blocked {
+                reason: MigReason::InUse,
+                message: "a call of gpunode to the driver has no answer yet, and no GPU can be reset meanwhile"
+                    .to_owned(),
+            };
         }
         self.on_thread(file, move |file| {
             let _alone = alone;
@@ -224,6 +235,18 @@ impl MigExecutor {
             message: format!("change MIG: the thread ended: {error}"),
         })
     }
+}
+
+/// Drops the record of a GPU. Blocks.
+fn forget(file: &mut RecordFile, gpu: &str) -> AttemptResult {
+    file.forget(gpu).map_or_else(
+        |error| AttemptResult::Failed {
+            message: format!(
+                "drop the MIG record of {gpu}: {error}; is the state folder on the node full or read-only?"
+            ),
+        },
+        |()| AttemptResult::Done,
+    )
 }
 
 fn no_driver(message: &str) -> AttemptResult {

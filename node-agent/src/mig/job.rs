@@ -1,16 +1,20 @@
 //! The work on one GPU, on a thread of its own.
 
 use super::{
-    occupants::{Leaving, occupants},
+    occupants::{Leaving, Suspects, occupants},
+    persistenced,
     record_file::RecordFile,
 };
-use crate::driver::{
-    calls::DriverCall,
-    hardware_probe::DriverRoots,
-    nvml::{
-        Capabilities, ChangeEnd, GpuAddress, MigChangeError, answer_name, change_layout, has_persistence,
-        read_mig_state, restore_persistence,
+use crate::{
+    driver::{
+        calls::DriverCall,
+        hardware_probe::DriverRoots,
+        nvml::{
+            Capabilities, ChangeEnd, GpuAddress, MigChangeError, answer_name, change_layout, has_persistence,
+            read_mig_state, restore_persistence,
+        },
     },
+    gpu_processes::small_file,
 };
 use gpunode_crds::MigReason;
 use gpunode_gpu::{
@@ -78,7 +82,7 @@ impl MigJob {
     pub fn remember(&self, file: &mut RecordFile) -> AttemptResult {
         let saved = self.update(file, |record| {
             (record.applied, record.run) = (Some(self.work.layout.clone()), self.run.clone());
-            record.failure = None;
+            (record.change, record.failure, record.restore_failure) = (None, None, None);
         });
         saved.map_or_else(|error| failed(&error), |()| AttemptResult::Done)
     }
@@ -107,7 +111,7 @@ impl MigJob {
         if leaving.is_empty() && !changes_mode {
             return Ok(AttemptResult::Clear);
         }
-        Ok(match self.occupants(&library, &state, call)? {
+        Ok(match self.occupants(&library, &state, Suspects::default(), call)? {
             None => AttemptResult::Clear,
             Some(names) => AttemptResult::Blocked {
                 reason: MigReason::InUse,
@@ -134,6 +138,9 @@ impl MigJob {
         call.begin_turn(Some(&self.gpu.uuid));
         let state = self.state(&library)?;
         let is_reset = state.mode_needs_reset && state.enabled != layout.enabled;
+        if is_reset && let Some(folder) = file.folder() {
+            persistenced::link(&self.roots, folder);
+        }
         let is_persistent = is_reset && has_persistence(&library, &address)?;
         call.answered();
         // A slow disk is no slow driver.
@@ -141,19 +148,23 @@ impl MigJob {
         if is_persistent {
             self.saved(file.set_persistent(&self.gpu.uuid, true))?;
         }
-        let is_new = file
-            .records()
-            .get(&self.gpu.uuid)
-            .is_none_or(|record| record.change.is_none());
-        self.update(file, |record| {
-            let begun = record.change.take();
-            record.change = Some(ChangeRecord {
-                hash: self.work.hash.clone(),
-                before: begun.map_or_else(|| state.layout(), |begun| begun.before),
-                wanted: layout.clone(),
-                rolls_back: self.work.kind == MigWorkKind::RollBack,
-            });
-        })?;
+        let begun = file.records().get(&self.gpu.uuid);
+        let begun = begun.and_then(|record| record.change.clone());
+        // Of a GPU that somebody else has divided meanwhile, nothing of the change is left.
+        let begun = begun.filter(|begun| !begun.is_overtaken(&state));
+        let is_new = begun.is_none();
+        let restores = self.work.kind == MigWorkKind::Restore;
+        // What a boot has left is nothing to go back to.
+        let first = || if restores { layout.clone() } else { state.layout() };
+        let change = ChangeRecord {
+            hash: self.work.hash.clone(),
+            before: begun.as_ref().map_or_else(first, |begun| begun.before.clone()),
+            wanted: layout.clone(),
+            rolls_back: self.work.kind == MigWorkKind::RollBack,
+            restores,
+            passed: begun.map(|begun| begun.passed_before(layout)).unwrap_or_default(),
+        };
+        self.update(file, |record| record.change = Some(change))?;
         info!(gpu = self.gpu.uuid, kind = ?self.work.kind, "changing MIG");
         let ended = change_layout(&library, &address, layout, |step| {
             call.begin_turn(Some(&self.gpu.uuid));
@@ -195,32 +206,51 @@ impl MigJob {
                     "change the MIG mode: the driver cannot reset or idle the GPU ({})",
                     answer_name(&status)
                 );
-                self.in_use(&library, call, MigReason::ModePending, &answer)
+                let suspects = Suspects {
+                    persistenced: !is_persistent,
+                    agents: true,
+                };
+                self.in_use(&library, call, (MigReason::ModePending, suspects), &answer)
             }
             Err(
                 error @ MigChangeError::Call {
                     source: NvmlError::InUse,
                     ..
                 },
-            ) => self.in_use(&library, call, MigReason::InUse, &error.to_string()),
+            ) => self.in_use(
+                &library,
+                call,
+                (MigReason::InUse, Suspects::default()),
+                &error.to_string(),
+            ),
             Err(error) => return Err(JobError::Change(error)),
         })
     }
 
     /// Returns the result of a change that the driver refused since something uses the GPU.
-    fn in_use(&self, library: &Path, call: &DriverCall, reason: MigReason, answer: &str) -> AttemptResult {
+    fn in_use(
+        &self,
+        library: &Path,
+        call: &DriverCall,
+        (reason, suspects): (MigReason, Suspects),
+        answer: &str,
+    ) -> AttemptResult {
         let state = self.state(library);
         let by = state
-            .and_then(|state| self.occupants(library, &state, call))
+            .and_then(|state| self.occupants(library, &state, suspects, call))
             .ok()
             .flatten();
-        let by = by.map_or_else(
-            || {
+        let by = match by {
+            Some(names) => format!("used by {names}; end it"),
+            None if reason == MigReason::ModePending && drm_is_used(&self.roots.host_root) => {
+                "the kernel module nvidia_drm uses it: unload it (`modprobe -r nvidia_drm`), and end a display first"
+                    .to_owned()
+            }
+            None => {
                 "gpunode finds no process of this node on it: a monitor such as DCGM may keep a handle open; restart it"
                     .to_owned()
-            },
-            |names| format!("used by {names}; end it"),
-        );
+            }
+        };
         AttemptResult::Blocked {
             reason,
             message: format!("{answer}; {by}"),
@@ -245,10 +275,12 @@ impl MigJob {
     fn note_done(&self, file: &mut RecordFile) -> Result<(), JobError> {
         self.update(file, |record| {
             (record.applied, record.run) = (Some(self.work.layout.clone()), self.run.clone());
-            record.change = None;
-            match &mut record.failure {
-                Some(failure) if self.work.kind == MigWorkKind::RollBack => failure.rolled_back = true,
-                failure => *failure = None,
+            (record.change, record.restore_failure) = (None, None);
+            match (&mut record.failure, self.work.kind) {
+                (Some(failure), MigWorkKind::RollBack) => failure.rolled_back = true,
+                // A layout that is back says nothing about one that was refused.
+                (_, MigWorkKind::Restore) => {}
+                (failure, _) => *failure = None,
             }
         })
     }
@@ -256,8 +288,15 @@ impl MigJob {
     fn note_failure(&self, file: &mut RecordFile, mut message: String) -> AttemptResult {
         message.truncate(message.floor_char_boundary(MAX_MESSAGE));
         let noted = self.update(file, |record| {
-            let before = record.failure.take().filter(|failure| failure.hash == self.work.hash);
-            record.failure = Some(MigFailure {
+            let is_restore = self.work.kind == MigWorkKind::Restore;
+            let failure = if is_restore {
+                &mut record.restore_failure
+            } else {
+                &mut record.failure
+            };
+            let is_same = |before: &MigFailure| is_restore || before.hash == self.work.hash;
+            let before = failure.take().filter(is_same);
+            *failure = Some(MigFailure {
                 hash: self.work.hash.clone(),
                 attempts: before.map_or(0, |failure| failure.attempts).saturating_add(1),
                 at: Timestamp::now(),
@@ -297,7 +336,13 @@ impl MigJob {
     }
 
     /// Returns the names of who is on what goes.
-    fn occupants(&self, library: &Path, state: &GpuMigState, call: &DriverCall) -> Result<Option<String>, JobError> {
+    fn occupants(
+        &self,
+        library: &Path,
+        state: &GpuMigState,
+        suspects: Suspects,
+        call: &DriverCall,
+    ) -> Result<Option<String>, JobError> {
         let (layout, host_root) = (&self.work.layout, &self.roots.host_root);
         let going: BTreeSet<u32> = leaving_instances(state, layout).map(|instance| instance.id).collect();
         let changes_mode = state.enabled != layout.enabled;
@@ -313,6 +358,7 @@ impl MigJob {
                 .chain(of_gpu.map(|minor| format!("/dev/nvidia{minor}")))
                 .collect(),
             instances: (!changes_mode).then_some(going),
+            suspects,
         };
         Ok(occupants(
             library,
@@ -328,6 +374,14 @@ fn failed(error: &JobError) -> AttemptResult {
     AttemptResult::Failed {
         message: error.to_string(),
     }
+}
+
+/// Returns true if the driver's module for displays uses the GPUs: no GPU can be reset then (mig-parted#181). It shows nodes of its
+/// own, or has users.
+fn drm_is_used(host_root: &Path) -> bool {
+    let module = host_root.join("sys/module/nvidia_drm");
+    let text = |file: &str| small_file::text(&module.join(file)).unwrap_or_default();
+    text("parameters/modeset").trim() == "Y" || text("refcnt").trim().parse::<u32>().is_ok_and(|users| users > 0)
 }
 
 /// Returns the instances that a layout does not have, or of which a part has to go.

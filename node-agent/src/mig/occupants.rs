@@ -22,9 +22,12 @@ const MAX_FILES: usize = 65_536;
 /// Most names in a message.
 const MAX_NAMES: usize = 4;
 
-/// Beginnings of the names of processes that keep no GPU from a change: the driver's own daemons and gpunode. The kernel cuts a
-/// name after 15 bytes.
-const OWN: [&str; 3] = ["nvidia-persiste", "nv-fabricmanage", "gpunode-"];
+/// Name of nvidia-persistenced, which lets a GPU go when NVML switches persistence mode off. The kernel cuts a name after 15 bytes.
+const PERSISTENCED: &str = "nvidia-persiste";
+/// Beginning of the names of gpunode's programs.
+const GPUNODE: &str = "gpunode-";
+/// Beginnings of the names of processes that keep no GPU from a change: the driver's own daemons and gpunode.
+const OWN: [&str; 3] = [PERSISTENCED, "nv-fabricmanage", GPUNODE];
 
 /// Part of a GPU that has to be free.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -34,6 +37,17 @@ pub struct Leaving {
     /// Paths of device nodes that nobody may have open. Containers on other instances open the GPU's own node too, so that one is
     /// not among them unless the GPU is reset.
     pub nodes: Vec<String>,
+    /// Processes that count although they keep no GPU from a change as a rule.
+    pub suspects: Suspects,
+}
+
+/// Processes that are named once the driver has refused a change.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Suspects {
+    /// nvidia-persistenced, which NVML did not find.
+    pub persistenced: bool,
+    /// Other agents of gpunode.
+    pub agents: bool,
 }
 
 /// Returns the names of processes and of holders of open handles on what leaves; none if there are none. Ends the turn of the
@@ -50,7 +64,10 @@ pub fn occupants(
     call.answered();
     call.end_turn();
     pids.extend(openers(host_root, &leaving.nodes));
-    let names: Vec<String> = pids.into_iter().filter_map(|pid| describe(&proc, pid)).collect();
+    let names: Vec<String> = pids
+        .into_iter()
+        .filter_map(|pid| describe(&proc, pid, leaving.suspects))
+        .collect();
     Ok((!names.is_empty()).then(|| named(&names, MAX_NAMES)))
 }
 
@@ -111,15 +128,21 @@ fn openers(host_root: &Path, nodes: &[String]) -> Vec<u32> {
 }
 
 /// Names a process; none if it keeps no GPU from a change. One that has ended meanwhile has only its number.
-fn describe(proc: &Path, pid: u32) -> Option<String> {
+fn describe(proc: &Path, pid: u32, suspects: Suspects) -> Option<String> {
     let folder = proc.join(pid.to_string());
     let text = |name: &str| small_file::text(&folder.join(name)).unwrap_or_default();
     let (name, pod) = (text("comm"), pod_of(&text("cgroup")));
     let name = name.trim_end();
-    if OWN.iter().any(|own| name.starts_with(own)) {
+    let is_suspect = (suspects.persistenced && name.starts_with(PERSISTENCED))
+        || (suspects.agents && name.starts_with(GPUNODE) && pid != std::process::id());
+    if !is_suspect && OWN.iter().any(|own| name.starts_with(own)) {
         return None;
     }
-    let name = if name.is_empty() { "a process" } else { name };
+    let name = match name {
+        "" => "a process",
+        PERSISTENCED => "nvidia-persistenced",
+        name => name,
+    };
     Some(match pod {
         Some(uid) => format!("{name} (process {pid} of the pod with UID {uid})"),
         None => format!("{name} (process {pid})"),
@@ -148,6 +171,10 @@ mod tests {
         pids
     }
 
+    fn described(proc: &Path, pid: u32) -> Option<String> {
+        describe(proc, pid, Suspects::default())
+    }
+
     #[test]
     fn open_nodes_of_an_instance_count_and_those_of_its_gpu_do_not() {
         let host = tempfile::tempdir().unwrap();
@@ -159,7 +186,7 @@ mod tests {
         assert_eq!(opened(host.path(), &NODES), [10, 13]);
         assert_eq!(opened(host.path(), &["/dev/nvidia0"]), [11]);
         assert_eq!(opened(host.path(), &[]), [0; 0]);
-        assert_eq!(describe(&proc, 10).as_deref(), Some("dcgm (process 10)"));
+        assert_eq!(described(&proc, 10).as_deref(), Some("dcgm (process 10)"));
     }
 
     #[test]
@@ -181,9 +208,33 @@ mod tests {
         let host = tempfile::tempdir().unwrap();
         for (pid, name) in [(1, "nvidia-persiste"), (2, "nv-fabricmanage"), (3, "gpunode-agent")] {
             process(host.path(), pid, name, "/dev/nvidia0");
-            assert_eq!(describe(host.path(), pid), None);
+            assert_eq!(described(host.path(), pid), None);
         }
-        assert_eq!(describe(host.path(), 4).as_deref(), Some("a process (process 4)"));
+        assert_eq!(described(host.path(), 4).as_deref(), Some("a process (process 4)"));
+    }
+
+    #[test]
+    fn suspects_are_named_once_a_change_was_refused() {
+        let host = tempfile::tempdir().unwrap();
+        for (pid, name) in [(1, PERSISTENCED), (2, "nv-fabricmanage"), (3, "gpunode-agent")] {
+            process(host.path(), pid, name, "/dev/nvidia0");
+        }
+        let named = |suspects| [1, 2, 3].map(|pid| describe(host.path(), pid, suspects).unwrap_or_default());
+        let (persistenced, agents) = (true, true);
+        assert_eq!(
+            named(Suspects { persistenced, agents }),
+            ["nvidia-persistenced (process 1)", "", "gpunode-agent (process 3)"]
+        );
+        assert_eq!(
+            named(Suspects {
+                agents,
+                ..Suspects::default()
+            })[0],
+            ""
+        );
+        let own = std::process::id();
+        process(host.path(), own, "gpunode-agent", "/dev/nvidia0");
+        assert_eq!(describe(host.path(), own, Suspects { persistenced, agents }), None);
     }
 
     #[test]
@@ -193,6 +244,6 @@ mod tests {
         let uid = "1b4d2f6a-0c8e-4f3b-9a77-5d1e2c3b4a59";
         fs::write(proc.path().join("10/cgroup"), format!("0::/kubepods/pod{uid}/8c1f\n")).unwrap();
         let named = format!("train (process 10 of the pod with UID {uid})");
-        assert_eq!(describe(proc.path(), 10), Some(named));
+        assert_eq!(described(proc.path(), 10), Some(named));
     }
 }

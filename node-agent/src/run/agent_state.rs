@@ -190,7 +190,8 @@ impl<'a> AgentState<'a> {
         self.config_known = *requested != DesiredConfig::Unknown || self.in_force.accepted.is_some();
         self.hardware_known = hardware.is_some_and(Hardware::is_known);
         let config = self.in_force.accepted.as_ref().map(|accepted| &accepted.config);
-        self.layouts.set_targets(config, inventory);
+        let is_sure = self.config_known && self.in_force.rejected.is_none();
+        self.layouts.set_targets(config, inventory, is_sure);
         self.check_driver(hardware)
     }
 
@@ -216,7 +217,8 @@ impl<'a> AgentState<'a> {
         manager.withdraw_switching(hash.is_some_and(|hash| change.prepares(hash)));
     }
 
-    /// Decides about the MIG layouts of all GPUs, and publishes the work. Does nothing where no configuration has layouts.
+    /// Decides about the MIG layouts of all GPUs, and publishes the work. Does nothing where no configuration has layouts, and no
+    /// GPU has a record.
     pub fn lay_out(
         &mut self,
         hardware: Option<&Hardware>,
@@ -230,7 +232,11 @@ impl<'a> AgentState<'a> {
         if self.config_known {
             send_if_new(&outputs.are_wanted, are_wanted);
         }
-        let Some(hardware) = hardware.filter(|_| are_wanted || !self.layouts.is_empty()) else {
+        let is_idle = !are_wanted
+            && self.layouts.is_empty()
+            && !self.in_force.layouts.are_awaited
+            && records.is_some_and(MigRecords::is_empty);
+        let Some(hardware) = hardware.filter(|_| !is_idle) else {
             return;
         };
         let now = Timestamp::now();
@@ -564,7 +570,7 @@ impl LayoutOutputs {
 }
 
 fn count_attempt(kind: MigWorkKind, result: &AttemptResult, metrics: &AgentMetrics) {
-    if matches!(kind, MigWorkKind::Check | MigWorkKind::Remember) {
+    if matches!(kind, MigWorkKind::Check | MigWorkKind::Remember | MigWorkKind::Forget) {
         return;
     }
     metrics.mig_attempt(match result {

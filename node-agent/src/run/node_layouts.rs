@@ -10,10 +10,13 @@ use gpunode_config::AgentConfig;
 use gpunode_crds::{MigPhase, MigStatus};
 use gpunode_gpu::{
     AttemptHistory, AttemptResult, DeviceUse, FailedDrain, Fault, Gpu, Inventory, LayoutHolds, LayoutTarget,
-    MigDecision, MigInputs, MigWork, MigWorkKind, UsedDevices, decide,
+    MigDecision, MigInputs, MigRecord, MigWork, MigWorkKind, UsedDevices, decide, forget,
 };
-use jiff::Timestamp;
-use std::collections::BTreeMap;
+use jiff::{SignedDuration, Timestamp};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Time after which a GPU that is gone is not expected back.
+const GONE: SignedDuration = SignedDuration::from_hours(24);
 
 /// Decisions about the layouts of the node's GPUs. Empty where no configuration has layouts.
 #[derive(Debug, Default)]
@@ -22,6 +25,14 @@ pub struct NodeLayouts {
     is_configured: bool,
     /// Layouts of the configuration by UUID of the GPU.
     targets: BTreeMap<String, LayoutTarget>,
+    /// UUIDs of the GPUs; none before they are known.
+    gpus: Option<BTreeSet<String>>,
+    /// True if GPUs without a target have none for sure.
+    is_sure: bool,
+    /// Start of the time in which GPUs with a record are missing.
+    missing_since: BTreeMap<String, Timestamp>,
+    /// Records to drop, by UUID of the GPU.
+    forgotten: BTreeMap<String, MigDecision>,
     /// Last attempts of the executor.
     attempts: MigAttempts,
     histories: BTreeMap<String, AttemptHistory>,
@@ -63,12 +74,14 @@ pub struct PhaseChange {
 }
 
 impl NodeLayouts {
-    /// Takes the configuration in force and the GPUs.
-    pub fn set_targets(&mut self, config: Option<&AgentConfig>, inventory: Option<&Inventory>) {
+    /// Takes the configuration in force and the GPUs. `is_sure` is false while another configuration may come into force by itself.
+    pub fn set_targets(&mut self, config: Option<&AgentConfig>, inventory: Option<&Inventory>, is_sure: bool) {
         let groups = config
             .and_then(|config| config.mig.as_ref())
             .map_or(&[][..], |mig| &mig.layout);
         self.is_configured = !groups.is_empty();
+        self.is_sure = is_sure;
+        self.gpus = inventory.map(|inventory| inventory.gpus.iter().map(|gpu| gpu.uuid.clone()).collect());
         let gpus = inventory.map_or(&[][..], |inventory| &inventory.gpus);
         let targets = gpus
             .iter()
@@ -78,7 +91,17 @@ impl NodeLayouts {
 
     /// Returns true if the GPUs' instances have to be known: the configuration has layouts, or a change is under way.
     pub fn are_wanted(&self, records: Option<&MigRecords>) -> bool {
-        self.is_configured || records.is_some_and(|records| records.values().any(|record| record.change.is_some()))
+        self.is_configured || records.is_some_and(|records| self.present(records).any(|record| record.change.is_some()))
+    }
+
+    /// Returns the records of the GPUs that are there; before the GPUs are known, of all. A change on a board that was exchanged never
+    /// ends.
+    fn present<'a>(&'a self, records: &'a MigRecords) -> impl Iterator<Item = &'a MigRecord> {
+        let is_present = |gpu: &String| self.gpus.as_ref().is_none_or(|gpus| gpus.contains(gpu));
+        records
+            .iter()
+            .filter(move |(gpu, _)| is_present(gpu))
+            .map(|(_, record)| record)
     }
 
     /// Returns true if no GPU has a decision.
@@ -141,6 +164,7 @@ impl NodeLayouts {
         };
         let decisions: BTreeMap<String, MigDecision> = gpus.iter().filter_map(decision).collect();
         let before = std::mem::replace(&mut self.decisions, decisions);
+        self.forgotten = self.forget(inputs);
         let changed = gpus.iter().filter_map(|gpu| {
             let progress = &self.decisions.get(&gpu.uuid)?.progress;
             let before = before.get(&gpu.uuid).map(|decision| decision.progress.phase);
@@ -154,10 +178,39 @@ impl NodeLayouts {
         changed.collect()
     }
 
+    /// Returns the records to drop: those of GPUs that no group selects and about which nothing is to decide, and those of GPUs that
+    /// are gone for long.
+    fn forget(&mut self, inputs: &LayoutInputs<'_>) -> BTreeMap<String, MigDecision> {
+        let (Some(gpus), Some(records)) = (&self.gpus, inputs.records.filter(|_| self.is_sure)) else {
+            return BTreeMap::new();
+        };
+        let reading = inputs.hardware.reading.as_ref();
+        let is_whole = inputs.hardware.driver == DriverState::Answers
+            && reading.is_some_and(|reading| reading.unreadable.is_empty() && reading.lost.is_empty());
+        self.missing_since
+            .retain(|gpu, _| is_whole && records.contains_key(gpu) && !gpus.contains(gpu));
+        let none = AttemptHistory::default();
+        let mut forgotten = BTreeMap::new();
+        for gpu in records.keys() {
+            let is_over = if gpus.contains(gpu) {
+                !self.targets.contains_key(gpu) && !self.decisions.contains_key(gpu)
+            } else {
+                let since = self.missing_since.entry(gpu.clone()).or_insert(inputs.now);
+                is_whole && inputs.now.duration_since(*since) >= GONE
+            };
+            if is_over {
+                let attempts = self.histories.get(gpu).unwrap_or(&none);
+                forgotten.insert(gpu.clone(), forget(gpu, attempts, inputs.now));
+            }
+        }
+        forgotten
+    }
+
     /// Returns the work for the executor.
     pub fn work(&self) -> Vec<MigWork> {
         self.decisions
             .values()
+            .chain(self.forgotten.values())
             .filter_map(|decision| decision.work.clone())
             .collect()
     }
@@ -186,7 +239,8 @@ impl NodeLayouts {
 
     /// Returns the time of the next decision, if nothing happens before.
     pub fn look_again(&self) -> Option<Timestamp> {
-        self.decisions.values().filter_map(|decision| decision.look_again).min()
+        let decisions = self.decisions.values().chain(self.forgotten.values());
+        decisions.filter_map(|decision| decision.look_again).min()
     }
 
     /// Returns true while devices cannot be offered yet: nobody knows what the GPUs have, or what they had before.
@@ -194,7 +248,12 @@ impl NodeLayouts {
         let Some(reading) = &hardware.reading else {
             return false;
         };
-        self.is_configured && !reading.inventory.gpus.is_empty() && (records.is_none() || !reading.has_layouts)
+        let gpus = &reading.inventory.gpus;
+        match records {
+            // An agent before this one may have left a change half done, whatever the configuration wants.
+            None => gpus.iter().any(|gpu| self.is_configured || gpu.mig_mode.is_some()),
+            Some(_) => self.are_wanted(records) && !gpus.is_empty() && !reading.has_layouts,
+        }
     }
 
     /// Returns true while a GPU gets the instances from before a boot or a reset.
@@ -215,7 +274,7 @@ impl NodeLayouts {
                     .as_ref()
                     .is_some_and(|work| work.kind != MigWorkKind::Remember)
         };
-        records.is_some_and(|records| records.values().all(|record| record.change.is_none()))
+        records.is_some_and(|records| self.present(records).all(|record| record.change.is_none()))
             && !self.decisions.values().any(is_open)
     }
 
@@ -224,6 +283,8 @@ impl NodeLayouts {
         *self = Self {
             is_configured: self.is_configured,
             targets: std::mem::take(&mut self.targets),
+            gpus: self.gpus.take(),
+            is_sure: self.is_sure,
             ..Self::default()
         };
     }
@@ -257,7 +318,7 @@ mod tests {
     use crate::driver::nvml::DriverReading;
     use gpunode_config::load;
     use gpunode_crds::MigMode;
-    use gpunode_gpu::{ChangeRecord, DeviceHolder, GpuMigState, GpuVirtualization, MigAttempt, MigRecord};
+    use gpunode_gpu::{ChangeRecord, DeviceHolder, GpuLayout, GpuMigState, GpuVirtualization, MigAttempt};
     use gpunode_mig::MigBoard;
 
     fn hardware() -> Hardware {
@@ -293,7 +354,7 @@ mod tests {
     fn layouts(hardware: &Hardware) -> NodeLayouts {
         let config = load("mig: {strategy: Mixed, layout: [{devices: {indices: [0]}, instances: {7g.80gb: 1}}]}\n");
         let mut layouts = NodeLayouts::default();
-        layouts.set_targets(Some(&config.unwrap()), hardware.inventory());
+        layouts.set_targets(Some(&config.unwrap()), hardware.inventory(), true);
         layouts
     }
 
@@ -392,17 +453,95 @@ mod tests {
         let mut unread = hardware.clone();
         unread.reading.as_mut().unwrap().has_layouts = false;
         assert!(layouts.are_awaited(&unread, Some(&records)));
-        assert!(!NodeLayouts::default().are_awaited(&unread, None), "no layout, no wait");
+        let none = NodeLayouts::default();
+        assert!(none.are_awaited(&unread, None), "a change may be under way");
+        assert!(!none.are_awaited(&unread, Some(&records)), "no layout, no wait");
+        for gpu in &mut unread.reading.as_mut().unwrap().inventory.gpus {
+            gpu.mig_mode = None;
+        }
+        assert!(!none.are_awaited(&unread, None), "no MIG, no wait");
         assert!(!layouts.are_awaited(&Hardware::default(), None), "no GPU, no wait");
+    }
+
+    fn half_done() -> MigRecord {
+        MigRecord {
+            change: Some(ChangeRecord::default()),
+            ..MigRecord::default()
+        }
+    }
+
+    #[test]
+    fn change_on_a_gpu_that_is_gone_keeps_no_node_from_finishing() {
+        let hardware = hardware();
+        let mut layouts = NodeLayouts::default();
+        let with_change = |gpu: &str| -> MigRecords { [(gpu.to_owned(), half_done())].into() };
+        layouts.set_targets(None, hardware.inventory(), true);
+        let (there, gone) = (with_change("GPU-0"), with_change("GPU-9"));
+        assert!(layouts.are_wanted(Some(&there)) && !layouts.are_finished(Some(&there)));
+        assert!(!layouts.are_wanted(Some(&gone)) && layouts.are_finished(Some(&gone)));
+        layouts.set_targets(None, None, true);
+        assert!(layouts.are_wanted(Some(&gone)), "nobody knows yet");
+    }
+
+    #[test]
+    fn records_are_dropped_without_a_layout_and_after_a_day_without_the_gpu() {
+        let hardware = hardware();
+        let mut layouts = layouts(&hardware);
+        let applied = || MigRecord {
+            applied: Some(GpuLayout::default()),
+            ..MigRecord::default()
+        };
+        let gpus = ["GPU-0", "GPU-1", "GPU-8", "GPU-9"];
+        let records: MigRecords = gpus.map(|gpu| (gpu.to_owned(), applied())).into();
+        let dropped = |layouts: &mut NodeLayouts, hardware: &Hardware, records: &MigRecords, second| -> Vec<String> {
+            layouts.decide(&LayoutInputs {
+                hardware,
+                snapshot: &DeviceSnapshot::default(),
+                health: &NodeHealth::default(),
+                hash: "one",
+                approved: false,
+                failed_drain: None,
+                records: Some(records),
+                now: at(second),
+            });
+            let work = layouts.work().into_iter();
+            let forget = work.filter(|work| work.kind == MigWorkKind::Forget);
+            forget.map(|work| work.gpu).collect()
+        };
+        assert_eq!(
+            dropped(&mut layouts, &hardware, &records, 0),
+            ["GPU-1"],
+            "no group selects it"
+        );
+        let day = 24 * 60 * 60;
+        assert_eq!(dropped(&mut layouts, &hardware, &records, day - 1), ["GPU-1"]);
+        assert_eq!(
+            dropped(&mut layouts, &hardware, &records, day),
+            ["GPU-1", "GPU-8", "GPU-9"]
+        );
+        let mut unreadable = hardware.clone();
+        let sentence = "read GPU 2: no answer".to_owned();
+        unreadable.reading.as_mut().unwrap().unreadable.push(sentence);
+        assert_eq!(dropped(&mut layouts, &unreadable, &records, day), ["GPU-1"]);
+        assert_eq!(
+            dropped(&mut layouts, &hardware, &records, day + 1),
+            ["GPU-1"],
+            "it begins anew"
+        );
+        let half_done: MigRecords = [("GPU-1".to_owned(), half_done())].into();
+        assert!(dropped(&mut layouts, &hardware, &half_done, 0).is_empty());
+        layouts.set_targets(None, hardware.inventory(), false);
+        assert!(
+            dropped(&mut layouts, &hardware, &records, 0).is_empty(),
+            "a layout may come"
+        );
+        layouts.set_targets(None, hardware.inventory(), true);
+        assert_eq!(dropped(&mut layouts, &hardware, &records, 0), ["GPU-0", "GPU-1"]);
     }
 
     #[test]
     fn change_under_way_is_followed_without_a_layout() {
-        let record = MigRecord {
-            change: Some(ChangeRecord::default()),
-            ..MigRecord::default()
-        };
-        let records: MigRecords = [("GPU-0".to_owned(), record)].into();
+        let records: MigRecords = [("GPU-0".to_owned(), half_done())].into();
         let layouts = NodeLayouts::default();
         assert!(layouts.are_wanted(Some(&records)) && !layouts.are_finished(Some(&records)));
         assert!(!layouts.are_wanted(Some(&MigRecords::new())) && !layouts.are_wanted(None));

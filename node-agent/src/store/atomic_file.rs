@@ -50,14 +50,19 @@ pub fn replace_unsynced(path: &Path, content: &str) -> io::Result<()> {
 /// Returns the content of the file at `path`; blocks. A damaged file, and one with another number in the field
 /// `format`, is set aside and returns none; an unreadable file returns none too.
 pub fn load<T: DeserializeOwned>(path: &Path, format: u32) -> Option<T> {
-    let text = read(path)
-        .inspect_err(|error| {
-            if error.kind() != io::ErrorKind::NotFound {
-                warn!(%error, file = %path.display(), "cannot read a state file; continuing without it");
-            }
-        })
-        .ok()?;
-    parse(&text, format).inspect_err(|error| set_aside(path, error)).ok()
+    try_load(path, format).unwrap_or_else(|error| {
+        warn!(%error, file = %path.display(), "cannot read a state file; continuing without it");
+        None
+    })
+}
+
+/// Like [`load`], but an unreadable file is an error: for files that must not be replaced because of a moment without a disk.
+pub fn try_load<T: DeserializeOwned>(path: &Path, format: u32) -> io::Result<Option<T>> {
+    match read(path) {
+        Ok(text) => Ok(parse(&text, format).inspect_err(|error| set_aside(path, error)).ok()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 /// Returns the bytes of the file at `path`; blocks. A file that is too long is cut, and is no valid JSON then.

@@ -13,6 +13,9 @@ use crate::{
     node::{GpuCall, MigCall},
 };
 
+/// Major version of the last driver that tells no profiles while the mode is off.
+const LAST_SILENT_DRIVER: u32 = 535;
+
 /// Current and pending mode.
 pub(crate) fn mode(call: &GpuCall) -> Answer<(u32, u32)> {
     let gpu = call.hardware()?;
@@ -100,6 +103,17 @@ pub(crate) fn profile(gpu: &Gpu, kind: u32) -> Answer<MigProfile> {
 /// The profile that a board has under an id.
 pub(crate) fn profile_by_id(gpu: &Gpu, id: u32) -> Answer<MigProfile> {
     find_profile(gpu, |profile| profile.id == id)
+}
+
+/// Answers an error where the driver tells profiles only while the mode is on, as those up to R535 (mig-parted, `pkg/mig/discovery`).
+pub(crate) fn tells_profiles(call: &GpuCall) -> Answer {
+    let is_told = call.hardware()?.mig.is_some() || call.node().driver_major() > LAST_SILENT_DRIVER;
+    is_told.then_some(()).ok_or(ReturnCode::NotSupported)
+}
+
+/// The most instances of a profile, as NVML tells it: wrong on an A30 (mig-parted, `pkg/mig/discovery`, which does not say how).
+pub(crate) fn told_count(gpu: &Gpu, profile: &MigProfile) -> u32 {
+    profile.max_instances + u32::from(gpu.name == "NVIDIA A30")
 }
 
 fn find_profile(gpu: &Gpu, wanted: impl FnMut(&MigProfile) -> bool) -> Answer<MigProfile> {

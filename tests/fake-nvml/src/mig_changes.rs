@@ -36,6 +36,9 @@ pub(crate) fn set_mode(call: &GpuCall, function: &str, mode: u32) -> Answer<Retu
             mig.pending = None;
             return Ok(ReturnCode::Success);
         }
+        if call.state().mig_mode_stays {
+            return Ok(ReturnCode::Success);
+        }
         if let Some(code) = obstacle(call, gpu, mig) {
             mig.pending = gpu.board.keeps_mig_mode().then_some(enabled);
             return Ok(code);
@@ -61,7 +64,7 @@ fn obstacle(call: &GpuCall, gpu: &Gpu, mig: &MigState) -> Option<ReturnCode> {
         return Some(ReturnCode::ResetRequired);
     }
     let is_open = || {
-        call.settings().gpu(gpu.index).persistence
+        call.settings().gpu(gpu.index).keeps(state)
             || !state.open_handles.is_empty()
             || node.event_sets().have(call.index())
             || node.is_open_elsewhere(gpu.index)

@@ -37,6 +37,17 @@ pub(crate) fn set_compute(call: &GpuCall, mode: u32) -> Answer {
     set(call, |modes| modes.compute_mode = mode)
 }
 
+/// Returns whether the driver stays loaded without users, as this process sees it: where it does not find nvidia-persistenced, it sees
+/// the driver's own mode alone (NVIDIA/dgx-selinux#3).
+pub(crate) fn persistence(call: &GpuCall) -> Answer<bool> {
+    let modes = get(call)?;
+    Ok(if call.state().reaches_persistenced() {
+        !modes.let_go
+    } else {
+        modes.persistence
+    })
+}
+
 /// Sets whether the driver stays loaded without users: `nvmlEnableState_t`.
 pub(crate) fn set_persistence(call: &GpuCall, mode: u32) -> Answer {
     let persistence = match mode {
@@ -44,7 +55,11 @@ pub(crate) fn set_persistence(call: &GpuCall, mode: u32) -> Answer {
         1 => true,
         _ => return Err(ReturnCode::InvalidArgument),
     };
-    set(call, |modes| modes.persistence = persistence)
+    if call.state().reaches_persistenced() {
+        set(call, |modes| modes.let_go = !persistence)
+    } else {
+        set(call, |modes| modes.persistence = persistence)
+    }
 }
 
 fn set(call: &GpuCall, change: impl Fn(&mut GpuModes)) -> Answer {

@@ -219,7 +219,7 @@ impl Node {
             // Without its mark a GPU seems not to be open here.
             let _ = marks.mark(gpu);
         }
-        let keeps = || DriverState::load(&self.dir).is_ok_and(|driver| driver.gpu(gpu).persistence);
+        let keeps = || DriverState::load(&self.dir).is_ok_and(|driver| driver.gpu(gpu).keeps(state));
         if is_first && state.init_ms > 0 && !keeps() {
             thread::sleep(Duration::from_millis(state.init_ms));
         }

@@ -1,11 +1,14 @@
 //! Attempts on one GPU as the decision sees them, and the pauses between them.
 
-use super::{AttemptResult, MigAttempt, MigWork};
+use super::{AttemptResult, MigAttempt, MigWork, MigWorkKind};
 use crate::GpuLayout;
 use jiff::{SignedDuration, Timestamp};
 
 /// Pause after the first attempt that something blocked, and the longest one.
 const BLOCKED: (SignedDuration, SignedDuration) = (SignedDuration::from_secs(2), SignedDuration::from_mins(1));
+/// Pause after the first change that was refused although its check was clear, and the longest one. Something holds the GPU that only a
+/// person finds, and each attempt takes an approval and closes the sessions with the driver.
+const REFUSED: (SignedDuration, SignedDuration) = (SignedDuration::from_mins(1), SignedDuration::from_mins(30));
 /// Pause after the first attempt that the driver refused, and the longest one.
 const FAILED: (SignedDuration, SignedDuration) = (SignedDuration::from_secs(10), SignedDuration::from_mins(5));
 
@@ -16,6 +19,8 @@ pub struct AttemptHistory {
     last: Option<EndedAttempt>,
     /// Attempts in a row at the same layout that were blocked or failed.
     misses: u32,
+    /// Those of them that were blocked after a check that was clear.
+    refusals: u32,
 }
 
 /// An attempt that is over.
@@ -46,9 +51,11 @@ impl AttemptHistory {
         }
         let is_same = |last: &EndedAttempt| last.work.hash == work.hash && last.work.layout == work.layout;
         if *result == AttemptResult::Done || !self.last.as_ref().is_some_and(is_same) {
-            self.misses = 0;
+            (self.misses, self.refusals) = (0, 0);
         }
         self.misses += u32::from(is_miss(result));
+        let is_refused = matches!(result, AttemptResult::Blocked { .. }) && work.kind != MigWorkKind::Check;
+        self.refusals += u32::from(is_refused);
         self.running = None;
         self.last = Some(EndedAttempt {
             work: work.clone(),
@@ -81,6 +88,14 @@ impl AttemptHistory {
         };
         later(last.at, pause, self.misses)
     }
+
+    /// Returns the time of the next check after a change of which nothing has begun.
+    pub(super) fn retry_refused_at(&self, last: &EndedAttempt) -> Timestamp {
+        match last.result {
+            AttemptResult::Blocked { .. } => later(last.at, REFUSED, self.refusals),
+            _ => self.retry_at(last),
+        }
+    }
 }
 
 /// Returns the time of the next attempt after `attempts` that failed, the last of them at `at`.
@@ -101,7 +116,6 @@ fn later(at: Timestamp, (first, longest): (SignedDuration, SignedDuration), miss
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::MigWorkKind;
     use gpunode_crds::MigReason;
 
     fn at(second: i64) -> Timestamp {
@@ -141,6 +155,31 @@ mod tests {
             .map(|count| retry_after_failures(at(0), count).as_second())
             .collect();
         assert_eq!(failures, [10, 20, 40, 80, 160, 300, 300]);
+    }
+
+    #[test]
+    fn change_that_is_refused_after_a_clear_check_is_tried_again_ever_more_rarely() {
+        let mut history = AttemptHistory::default();
+        let observe = |history: &mut AttemptHistory, kind, result: AttemptResult| {
+            let of_kind = |result| {
+                let mut attempt = attempt("one", result);
+                attempt.work.kind = kind;
+                attempt
+            };
+            history.observe(Some(&of_kind(AttemptResult::Running)), false, at(0));
+            history.observe(Some(&of_kind(result)), false, at(0));
+        };
+        // Checks that find something do not count.
+        for _ in 0..5 {
+            observe(&mut history, MigWorkKind::Check, blocked());
+        }
+        let mut pauses = Vec::new();
+        for _ in 0..7 {
+            observe(&mut history, MigWorkKind::Check, AttemptResult::Clear);
+            observe(&mut history, MigWorkKind::Apply, blocked());
+            pauses.push(history.retry_refused_at(history.last().unwrap()).as_second());
+        }
+        assert_eq!(pauses, [60, 120, 240, 480, 960, 1800, 1800]);
     }
 
     #[test]

@@ -96,20 +96,56 @@ pub fn decide(inputs: &MigInputs<'_>) -> Option<MigDecision> {
     let MigInputs {
         gpu, target, record, ..
     } = *inputs;
-    let change = record.and_then(|record| record.change.as_ref());
+    let is_overtaken = |change: &&ChangeRecord| gpu.mig_state.as_ref().is_some_and(|state| change.is_overtaken(state));
+    let change = record
+        .and_then(|record| record.change.as_ref())
+        .filter(|change| !is_overtaken(change));
     let running = inputs.attempts.running().filter(|work| changes_the_gpu(work.kind));
     if target.is_none() && change.is_none() && running.is_none() {
         return None;
     }
     match &gpu.mig_state {
         Some(state) => Some(GpuCase { inputs, state }.decide(running, change)),
-        None if gpu.mig_mode.is_some() => change.map(|_| unread(target)),
+        None if gpu.mig_mode.is_some() => {
+            let is_lost = record.is_some_and(|record| may_be_lost(record, inputs.run));
+            (change.is_some() || is_lost).then(|| unread(target, change.is_some()))
+        }
         None => target.map(without_mig),
     }
 }
 
-/// Decides about a GPU in the midst of a change whose instances the driver does not tell: nobody gets anything of it.
-fn unread(target: Option<&LayoutTarget>) -> MigDecision {
+/// Decides to drop the record of a GPU: another program may divide it from now on, and a later layout must not bring back what it
+/// had before.
+pub fn forget(gpu: &str, attempts: &AttemptHistory, now: Timestamp) -> MigDecision {
+    let work = MigWork {
+        gpu: gpu.to_owned(),
+        hash: String::new(),
+        layout: GpuLayout::default(),
+        kind: MigWorkKind::Forget,
+    };
+    let failed = |last: &&EndedAttempt| last.work == work && last.result != AttemptResult::Done;
+    let at = attempts.last().filter(failed).map(|last| attempts.retry_at(last));
+    let look_again = at.filter(|at| *at > now);
+    MigDecision {
+        work: look_again.is_none().then_some(work),
+        look_again,
+        ..MigDecision::default()
+    }
+}
+
+/// Returns true if a boot, a driver load or a reset may have taken the recorded instances.
+fn may_be_lost(record: &MigRecord, run: &RunId) -> bool {
+    record.applied.as_ref().is_some_and(|applied| applied.enabled) && record.run.is_other(run)
+}
+
+/// Decides about a GPU whose instances the driver does not tell, in the midst of a change or after it may have lost them: nobody gets
+/// anything of it.
+fn unread(target: Option<&LayoutTarget>, is_changing: bool) -> MigDecision {
+    let what = if is_changing {
+        "of which a change is under way"
+    } else {
+        "which may have lost them with a boot or a reset"
+    };
     MigDecision {
         hold: DeviceHold {
             gpu: true,
@@ -123,9 +159,7 @@ fn unread(target: Option<&LayoutTarget>) -> MigDecision {
             observed: "unknown".to_owned(),
             phase: MigPhase::Blocked,
             reason: Some(MigReason::DriverError),
-            message: Some(
-                "the driver does not tell the MIG instances of the GPU, of which a change is under way".to_owned(),
-            ),
+            message: Some(format!("the driver does not tell the MIG instances of the GPU, {what}")),
             ..MigStatus::default()
         },
         ..MigDecision::default()
@@ -184,11 +218,14 @@ impl GpuCase<'_> {
         if let Some(change) = change {
             return self.go_on(change);
         }
+        let wanted = self.wanted();
+        if wanted.as_ref().is_ok_and(|wanted| self.has(wanted.as_ref())) {
+            return self.applied();
+        }
         if let Some(lost) = self.lost_layout() {
             return self.restore(lost);
         }
-        let wanted = match self.wanted() {
-            Ok(wanted) if self.has(wanted.as_ref()) => return self.applied(),
+        let wanted = match wanted {
             Ok(wanted) => wanted,
             Err(error) => return self.blocked(DeviceHold::default(), MigReason::DoesNotFit, error.to_string()),
         };
@@ -200,7 +237,16 @@ impl GpuCase<'_> {
     fn wanted(&self) -> Result<Option<MigLayout>, LayoutError> {
         // Without a group there is a change under way, whose layout is recorded.
         let target = self.inputs.target.unwrap_or(&LayoutTarget::Off);
+        if self.lacks_profiles() && *target != LayoutTarget::Off {
+            return Ok(Some(MigLayout::default()));
+        }
         target.resolve(&self.state.geometry)
+    }
+
+    /// Returns true if the driver tells no profiles before MIG is on, as those up to R535 (mig-parted, `pkg/mig/discovery`). The mode
+    /// then changes first, and the instances come after the next reading.
+    fn lacks_profiles(&self) -> bool {
+        !self.state.enabled && self.state.geometry.profiles.is_empty()
     }
 
     /// Returns true if the GPU has this layout.
@@ -237,8 +283,8 @@ impl GpuCase<'_> {
             Some(change) => self.hold_of_change(change, &work.layout),
             None => self.hold_for(&work.layout, work.kind == MigWorkKind::Restore),
         };
-        let mut decision = match self.failure(&work.hash) {
-            Some(failure) => self.failed(hold, failure),
+        let mut decision = match self.failure_of(work.kind, &work.hash) {
+            Some(failure) => self.failed_work(work.kind, hold, failure),
             None => self.decision(hold, MigPhase::Applying, None, self.next_text(&work.layout)),
         };
         // Listed until it is over.
@@ -256,16 +302,20 @@ impl GpuCase<'_> {
         (is_done && is_recent && !self.has_instances(&last.work.layout)).then_some(last)
     }
 
-    /// Goes on with a change that has begun, which needs no approval.
+    /// Goes on with a change that has begun, which needs no approval. Another configuration does: once it has it, the change goes to
+    /// its layout.
     fn go_on(&self, change: &ChangeRecord) -> MigDecision {
         let is_of_configuration = change.hash == self.inputs.hash || self.inputs.target.is_none();
         let other = (!is_of_configuration).then(|| self.arranged()).flatten();
-        let (kind, hash, layout) = match other {
-            Some(layout) => (MigWorkKind::Apply, self.inputs.hash, layout),
-            None if change.rolls_back || self.attempts(&change.hash) >= MAX_ATTEMPTS => {
-                (MigWorkKind::RollBack, change.hash.as_str(), change.before.clone())
+        let own = change.hash.as_str();
+        let (kind, hash, layout) = match &other {
+            Some(layout) if self.inputs.approved => (MigWorkKind::Apply, self.inputs.hash, layout.clone()),
+            // There is no layout from before to go back to.
+            _ if change.restores => (MigWorkKind::Restore, own, change.wanted.clone()),
+            _ if change.rolls_back || self.attempts(own) >= MAX_ATTEMPTS => {
+                (MigWorkKind::RollBack, own, change.before.clone())
             }
-            None => (MigWorkKind::Apply, change.hash.as_str(), change.wanted.clone()),
+            _ => (MigWorkKind::Apply, own, change.wanted.clone()),
         };
         let hold = self.hold_of_change(change, &layout);
         if let Some(fault) = self.inputs.fault {
@@ -275,15 +325,15 @@ impl GpuCase<'_> {
             return self.waiting(hold, &layout, &obstruction);
         }
         let work = self.work(kind, hash, layout.clone());
-        let failure = self.failure(hash);
+        let failure = self.failure_of(kind, hash);
         let mut decision = match failure {
-            Some(failure) => self.failed(hold, failure),
+            Some(failure) => self.failed_work(kind, hold, failure),
             None => self.decision(hold, MigPhase::Applying, None, self.next_text(&layout)),
         };
         let last = self.inputs.attempts.last_at(hash, &layout);
         match last.map(|last| (last, &last.result)) {
             Some((_, AttemptResult::RebootRequired { message })) if self.state.enabled != layout.enabled => {
-                return self.reboot_required(decision.hold, message.clone());
+                decision = self.reboot_required(decision.hold, message.clone());
             }
             Some((last, AttemptResult::Blocked { reason, message })) => {
                 decision = self.blocked(decision.hold, *reason, message.clone());
@@ -297,12 +347,36 @@ impl GpuCase<'_> {
                 let at = failure.filter(|failure| failure.at <= self.inputs.now);
                 let next = at.map(|failure| retry_after_failures(failure.at, failure.attempts));
                 self.retry(&mut decision, work, next.unwrap_or(self.inputs.now));
+                decision.is_restored = kind == MigWorkKind::Restore && failure.is_none();
             }
         }
-        decision
+        match other {
+            Some(other) if !self.inputs.approved => self.or_await(decision, &other),
+            _ => decision,
+        }
     }
 
-    /// Returns the layout of the record if the GPU has lost it: with another boot or driver load, or with a reset.
+    /// Lets a change that does not get on await the approval of another layout, and tries it meanwhile.
+    fn or_await(&self, stuck: MigDecision, other: &GpuLayout) -> MigDecision {
+        let MigStatus { phase, message, .. } = &stuck.progress;
+        let is_stuck = matches!(phase, MigPhase::Blocked | MigPhase::Failed | MigPhase::RebootRequired);
+        if !is_stuck || self.obstruction(other).is_some() {
+            return stuck;
+        }
+        let message = format!(
+            "waits for the operator's approval; then, instead of the change under way: {}; that change: {}",
+            self.next_text(other),
+            message.as_deref().unwrap_or_default()
+        );
+        MigDecision {
+            work: stuck.work,
+            look_again: stuck.look_again,
+            ..self.decision(stuck.hold, MigPhase::AwaitingApproval, None, message)
+        }
+    }
+
+    /// Returns the layout of the record if the GPU has lost it: with another boot or driver load, or with a reset. A GPU on which
+    /// somebody has made other instances since has not: they go only by a change that is approved.
     fn lost_layout(&self) -> Option<&GpuLayout> {
         let record = self.inputs.record?;
         let applied = record.applied.as_ref().filter(|applied| applied.enabled)?;
@@ -311,11 +385,14 @@ impl GpuCase<'_> {
         let of_record = MigLayout::of_instances(&applied.instances, &self.state.geometry);
         let is_wanted = self.wanted().is_ok_and(|wanted| wanted.as_ref() == Some(&of_record));
         let is_reset = self.state.enabled && self.state.instances.is_empty() && is_wanted;
+        let is_part = |instance: &GpuInstance| {
+            applied.instances.contains(&instance.placed) && (instance.is_whole() || instance.compute.is_empty())
+        };
+        let has_others = !self.state.instances.iter().all(is_part);
         // A layout that cannot be made again keeps nobody from another one.
-        let failure = self.failure(self.inputs.hash).filter(|failure| !failure.rolled_back);
-        let is_given_up = !is_wanted && failure.is_some_and(|failure| failure.attempts >= MAX_ATTEMPTS);
-        let is_lost = lacks && (record.run.is_other(self.inputs.run) || is_reset) && !is_given_up;
-        is_lost.then_some(applied)
+        let is_given_up = !is_wanted && self.failed_restores() >= MAX_ATTEMPTS;
+        let is_lost = lacks && (record.run.is_other(self.inputs.run) || is_reset);
+        (is_lost && !has_others && !is_given_up).then_some(applied)
     }
 
     /// Makes the layout from before again. The GPU offers nothing until then.
@@ -335,8 +412,7 @@ impl GpuCase<'_> {
         let last = last.filter(|last| last.work.kind == MigWorkKind::Restore);
         let mut decision = match last.map(|last| (&last.result, self.inputs.attempts.retry_at(last))) {
             Some((AttemptResult::Failed { message }, at)) => {
-                let message = format!("{message}; the GPU offers nothing until it has its instances again");
-                let mut decision = self.driver_error(hold, message);
+                let mut decision = self.not_restored(hold, message);
                 self.retry(&mut decision, work, at);
                 decision
             }
@@ -355,7 +431,7 @@ impl GpuCase<'_> {
                 decision
             }
         };
-        decision.progress.attempts = self.attempts(hash);
+        decision.progress.attempts = self.failed_restores();
         decision
     }
 
@@ -365,7 +441,11 @@ impl GpuCase<'_> {
         let record = self.inputs.record;
         let layout = self.in_order_of_record(self.state.layout());
         let is_recorded = |record: &MigRecord| {
-            record.applied.as_ref() == Some(&layout) && !record.run.lacks(self.inputs.run) && record.failure.is_none()
+            let has_failure = record.failure.is_some() || record.restore_failure.is_some();
+            record.applied.as_ref() == Some(&layout)
+                && !record.run.lacks(self.inputs.run)
+                && !has_failure
+                && record.change.is_none()
         };
         if !record.is_some_and(is_recorded) {
             let work = self.work(MigWorkKind::Remember, self.inputs.hash, layout);
@@ -432,7 +512,11 @@ impl GpuCase<'_> {
         }
         let check = || self.work(MigWorkKind::Check, hash, layout.clone());
         let last = self.inputs.attempts.last_at(hash, &layout);
-        match last.map(|last| (&last.result, self.inputs.attempts.retry_at(last))) {
+        let retry_at = |last: &EndedAttempt| match last.work.kind {
+            MigWorkKind::Check => self.inputs.attempts.retry_at(last),
+            _ => self.inputs.attempts.retry_refused_at(last),
+        };
+        match last.map(|last| (&last.result, retry_at(last))) {
             Some((AttemptResult::Clear, _)) if self.inputs.approved => {
                 let mut decision = self.decision(hold, MigPhase::Applying, None, self.next_text(&layout));
                 decision.work = Some(self.work(MigWorkKind::Apply, hash, layout.clone()));
@@ -554,7 +638,9 @@ impl GpuCase<'_> {
             .flat_map(|instance| self.devices_of(instance))
             .chain(listed);
         DeviceHold {
-            gpu: change.before.enabled != change.wanted.enabled || self.state.enabled != layout.enabled,
+            gpu: change.restores
+                || change.before.enabled != change.wanted.enabled
+                || self.state.enabled != layout.enabled,
             devices: others.filter(|device| !staying.contains(device)).cloned().collect(),
         }
     }
@@ -647,6 +733,21 @@ impl GpuCase<'_> {
         decision
     }
 
+    /// Decides about a GPU whose work failed.
+    fn failed_work(&self, kind: MigWorkKind, hold: DeviceHold, failure: &MigFailure) -> MigDecision {
+        if kind != MigWorkKind::Restore {
+            return self.failed(hold, failure);
+        }
+        let mut decision = self.not_restored(hold, &failure.message);
+        decision.progress.attempts = failure.attempts;
+        decision
+    }
+
+    fn not_restored(&self, hold: DeviceHold, message: &str) -> MigDecision {
+        let message = format!("{message}; the GPU offers nothing until it has its instances again");
+        self.driver_error(hold, message)
+    }
+
     /// Sets the work if it is time for it, else the time.
     fn retry(&self, decision: &mut MigDecision, work: MigWork, at: Timestamp) {
         if at <= self.inputs.now {
@@ -660,6 +761,19 @@ impl GpuCase<'_> {
     fn failure(&self, hash: &str) -> Option<&MigFailure> {
         let failure = self.inputs.record?.failure.as_ref()?;
         (failure.hash == hash && failure.attempts > 0).then_some(failure)
+    }
+
+    /// Returns the failure of work. Those of a restore count apart: they say nothing about a layout of the configuration.
+    fn failure_of(&self, kind: MigWorkKind, hash: &str) -> Option<&MigFailure> {
+        match kind {
+            MigWorkKind::Restore => self.inputs.record?.restore_failure.as_ref(),
+            _ => self.failure(hash),
+        }
+    }
+
+    fn failed_restores(&self) -> u32 {
+        let failure = self.inputs.record.and_then(|record| record.restore_failure.as_ref());
+        failure.map_or(0, |failure| failure.attempts)
     }
 
     fn attempts(&self, hash: &str) -> u32 {
@@ -678,6 +792,7 @@ impl GpuCase<'_> {
     fn decision(&self, hold: DeviceHold, phase: MigPhase, reason: Option<MigReason>, message: String) -> MigDecision {
         let wanted = match (self.inputs.target, self.wanted()) {
             (None, _) => self.recorded_text(),
+            (Some(target), _) if self.lacks_profiles() => target.to_string(),
             (Some(_), Ok(None)) => "off".to_owned(),
             (Some(_), Ok(Some(layout))) => layout.to_string(),
             (Some(target), Err(_)) => target.to_string(),

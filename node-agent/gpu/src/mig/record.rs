@@ -1,6 +1,7 @@
 //! Knowledge of a GPU's layout after a restart of the agent or of the node. The agent saves it.
 
-use crate::{GpuLayout, RunId};
+use crate::{GpuInstance, GpuLayout, GpuMigState, RunId};
+use gpunode_mig::PlacedInstance;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
@@ -20,6 +21,9 @@ pub struct MigRecord {
     /// Attempts with the configuration of this hash that failed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub failure: Option<MigFailure>,
+    /// Attempts to make `applied` again that failed, under any configuration.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub restore_failure: Option<MigFailure>,
 }
 
 /// Change of a GPU under way.
@@ -34,6 +38,31 @@ pub struct ChangeRecord {
     pub wanted: GpuLayout,
     /// True once the change goes back to `before`.
     pub rolls_back: bool,
+    /// True if the change makes a layout again that was lost, which is `before`, too.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub restores: bool,
+    /// Instances that it wanted before it went to another layout.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub passed: Vec<PlacedInstance>,
+}
+
+impl ChangeRecord {
+    /// Returns true if the GPU has an instance that this change never wanted: while no agent ran, somebody else has divided it.
+    pub fn is_overtaken(&self, state: &GpuMigState) -> bool {
+        let known = [&self.before.instances, &self.wanted.instances, &self.passed];
+        let is_known = |instance: &GpuInstance| known.iter().any(|instances| instances.contains(&instance.placed));
+        !state.instances.iter().all(is_known)
+    }
+
+    /// Returns the instances that the change has wanted so far, apart from those of `next`.
+    pub fn passed_before(self, next: &GpuLayout) -> Vec<PlacedInstance> {
+        let mut passed = self.passed;
+        passed.extend(self.wanted.instances);
+        passed.retain(|placed| !next.instances.contains(placed));
+        passed.sort_unstable();
+        passed.dedup();
+        passed
+    }
 }
 
 /// Failed attempts.

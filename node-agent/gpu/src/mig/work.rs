@@ -29,6 +29,8 @@ pub enum MigWorkKind {
     RollBack,
     /// Saves that the GPU has the layout.
     Remember,
+    /// Drops the record of the GPU.
+    Forget,
 }
 
 /// Result of the last work on a GPU.

@@ -65,6 +65,14 @@ pub enum MigChangeError {
         /// UUID of the GPU.
         gpu: String,
     },
+    /// The mode did not change although the driver says so, as kubernetes-sigs/dra-driver-nvidia-gpu#852 saw it.
+    #[error(
+        "change the MIG mode of {gpu}: {SET_MODE} answers SUCCESS, and the mode is as before; reboot the node if this stays"
+    )]
+    ModeUnchanged {
+        /// UUID of the GPU.
+        gpu: String,
+    },
     /// The GPU does not reach the layout.
     #[error("change MIG on {gpu}: not done after {MAX_STEPS} calls; another program changes MIG on this GPU")]
     Endless {
@@ -181,7 +189,7 @@ pub fn change_layout(
     wanted: &GpuLayout,
     mut begin: impl FnMut(&MigStep) -> ControlFlow<()>,
 ) -> Result<ChangeEnd, MigChangeError> {
-    let mut steps = 0;
+    let (mut steps, mut has_set_mode) = (0, false);
     // A session for each mode: a reset makes the handles of before useless.
     loop {
         let nvml = open(path)?;
@@ -196,6 +204,10 @@ pub fn change_layout(
             if steps == MAX_STEPS {
                 return Err(MigChangeError::Endless { gpu: gpu.uuid.clone() });
             }
+            if has_set_mode && matches!(step, MigStep::SetMode(_)) {
+                // Each try resets the GPU.
+                return Err(MigChangeError::ModeUnchanged { gpu: gpu.uuid.clone() });
+            }
             steps += 1;
             if begin(&step).is_break() {
                 return Ok(ChangeEnd::Stopped);
@@ -203,7 +215,10 @@ pub fn change_layout(
             let failed = failed_call(gpu, || step.to_string());
             if let MigStep::SetMode(enabled) = step {
                 match set_mode(&mut device, enabled, state.mode_needs_reset).map_err(&failed)? {
-                    None => break,
+                    None => {
+                        has_set_mode = true;
+                        break;
+                    }
                     Some(status @ NvmlError::InUse) => return Ok(ChangeEnd::ModeInUse { status }),
                     Some(status) => return Ok(ChangeEnd::ModePending { status }),
                 }

@@ -10,7 +10,7 @@ use super::{
     },
 };
 use gpunode_gpu::{ComputeInstance, GpuInstance, GpuMigState, GpuVirtualization, MigSlices};
-use gpunode_mig::{GpuInstanceProfile, MigGeometry};
+use gpunode_mig::{GpuInstanceProfile, MigBoard, MigGeometry};
 use nvml_wrapper::{Device, error::NvmlError, structs::device::MigMode};
 use nvml_wrapper_sys::bindings::NVML_DEVICE_MIG_ENABLE;
 use std::collections::BTreeMap;
@@ -20,6 +20,8 @@ const MAX_KINDS: u32 = 32;
 const GET_MODE: &str = "nvmlDeviceGetMigMode";
 /// First compute capability that changes its mode without a reset: Hopper.
 const HOPPER: u32 = 9;
+/// PCI device and vendor of an A30.
+const A30: u32 = 0x20B7_10DE;
 
 /// Returns MIG of a GPU; none if it has no MIG.
 pub fn read(device: &Device<'_>) -> Result<Option<GpuMigState>, FailedCall> {
@@ -42,7 +44,7 @@ pub fn read(device: &Device<'_>) -> Result<Option<GpuMigState>, FailedCall> {
         pending: false,
         mode_needs_reset: u32::try_from(capability.major).is_ok_and(|major| major < HOPPER),
         virtualization,
-        geometry: geometry(device, memory)?,
+        geometry: geometry(device, memory, most_of_board(device))?,
         instances: Vec::new(),
     };
     with_instances(device, &mode, state).map(Some)
@@ -70,7 +72,11 @@ fn with_instances(device: &Device<'_>, mode: &MigMode, state: GpuMigState) -> Re
 }
 
 /// Returns slices and profiles. Goes on past kinds that the driver refuses, as NVIDIA's go-nvlib does: there may be gaps.
-fn geometry(device: &Device<'_>, memory: u64) -> Result<MigGeometry, FailedCall> {
+fn geometry(
+    device: &Device<'_>,
+    memory: u64,
+    most_of_board: impl Fn(u32) -> Option<u32>,
+) -> Result<MigGeometry, FailedCall> {
     let mut profiles = Vec::new();
     for kind in 0..MAX_KINDS {
         let info = match device.profile_info(kind) {
@@ -90,7 +96,7 @@ fn geometry(device: &Device<'_>, memory: u64) -> Result<MigGeometry, FailedCall>
             id: info.id,
             name: profile::name(slices, info.memory_size_mb, memory, Some(kind)),
             slices: info.slice_count,
-            max_count: info.instance_count,
+            max_count: most_of_board(info.id).unwrap_or(info.instance_count),
             placements,
         });
     }
@@ -101,6 +107,15 @@ fn geometry(device: &Device<'_>, memory: u64) -> Result<MigGeometry, FailedCall>
         compute_slices: profiles.iter().map(|profile| profile.slices).max().unwrap_or_default(),
         profiles,
     })
+}
+
+/// Returns the most instances of a profile by its id, on a board of which NVML tells a wrong number: A30 (mig-parted,
+/// `pkg/mig/discovery`).
+fn most_of_board(device: &Device<'_>) -> impl Fn(u32) -> Option<u32> + use<> {
+    let pci = device.pci_info().ok();
+    let is_a30 = pci.is_some_and(|pci| pci.pci_device_id == A30);
+    let board = is_a30.then(|| MigBoard::named("A30-24GB").ok()).flatten();
+    move |profile| Some(board.as_ref()?.geometry.profile(profile)?.max_count)
 }
 
 fn instances(device: &Device<'_>, geometry: &MigGeometry) -> Result<Vec<GpuInstance>, FailedCall> {
@@ -171,7 +186,8 @@ pub struct MigDeviceHandle<'nvml> {
     pub device: Device<'nvml>,
 }
 
-/// Returns the MIG devices of a GPU.
+/// Returns the MIG devices of a GPU. One that has gone may be listed for as long as a session from before is open
+/// (NVIDIA/libcudacxx#224), and is left out.
 pub fn mig_devices<'nvml>(device: &Device<'nvml>) -> Result<Vec<MigDeviceHandle<'nvml>>, FailedCall> {
     let count = device
         .mig_device_count()
@@ -180,20 +196,34 @@ pub fn mig_devices<'nvml>(device: &Device<'nvml>) -> Result<Vec<MigDeviceHandle<
     for index in 0..count {
         let device = mig_device_at(device, index).map_err(failed_in("nvmlDeviceGetMigDeviceHandleByIndex"))?;
         let Some(device) = device else { continue };
+        let ids = present(raw::gpu_instance_id(&device)).map_err(failed_in("nvmlDeviceGetGpuInstanceId"))?;
+        let Some(gpu_instance) = ids else { continue };
+        let ids = present(raw::compute_instance_id(&device)).map_err(failed_in("nvmlDeviceGetComputeInstanceId"))?;
+        let Some(compute_instance) = ids else { continue };
         found.push(MigDeviceHandle {
-            gpu_instance: raw::gpu_instance_id(&device).map_err(failed_in("nvmlDeviceGetGpuInstanceId"))?,
-            compute_instance: raw::compute_instance_id(&device).map_err(failed_in("nvmlDeviceGetComputeInstanceId"))?,
+            gpu_instance,
+            compute_instance,
             device,
         });
     }
     Ok(found)
 }
 
+/// Returns none for the answers about a handle of what has gone.
+fn present<T>(answer: Result<T, NvmlError>) -> Result<Option<T>, NvmlError> {
+    match answer {
+        Ok(answer) => Ok(Some(answer)),
+        Err(NvmlError::NotFound | NvmlError::InvalidArg) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
 /// Returns the UUIDs of the MIG devices by the ids of GPU instance and compute instance.
 fn uuids(device: &Device<'_>) -> Result<BTreeMap<(u32, u32), String>, FailedCall> {
     let uuid = |mig: MigDeviceHandle<'_>| {
-        let uuid = mig.device.uuid().map_err(failed_in("nvmlDeviceGetUUID"))?;
-        Ok(((mig.gpu_instance, mig.compute_instance), uuid))
+        let uuid = present(mig.device.uuid()).map_err(failed_in("nvmlDeviceGetUUID"));
+        let ids = (mig.gpu_instance, mig.compute_instance);
+        uuid.transpose().map(|uuid| uuid.map(|uuid| (ids, uuid)))
     };
-    mig_devices(device)?.into_iter().map(uuid).collect()
+    mig_devices(device)?.into_iter().filter_map(uuid).collect()
 }

@@ -48,7 +48,7 @@ struct TestExecutor {
     executor: MigExecutor,
     hardware: watch::Sender<Option<Arc<Hardware>>>,
     work: watch::Sender<Vec<MigWork>>,
-    _layouts: watch::Sender<bool>,
+    layouts: watch::Sender<bool>,
 }
 
 impl TestExecutor {
@@ -59,7 +59,6 @@ impl TestExecutor {
             roots: node.roots.clone(),
             state_dir: node.state_dir(),
             hardware: hardware.subscribe(),
-            layouts: layouts.subscribe(),
             work: work.subscribe(),
             attempts: watch::Sender::default(),
             records: watch::Sender::default(),
@@ -72,7 +71,7 @@ impl TestExecutor {
             executor,
             hardware,
             work,
-            _layouts: layouts,
+            layouts,
         };
         own.read(node);
         own
@@ -109,7 +108,7 @@ impl TestExecutor {
     ) -> watch::Receiver<Option<Arc<Hardware>>> {
         let (sender, hardware) = watch::channel(None);
         let hardware_watch = HardwareWatch {
-            layouts: self.executor.layouts.clone(),
+            layouts: self.layouts.subscribe(),
             roots: node.roots.clone(),
             hardware: sender,
             probe_now: self.executor.probe_hardware.clone(),
@@ -173,17 +172,34 @@ async fn work_is_running_until_its_result_which_stays() {
     assert!(are_clear(&test.executor.attempts.borrow()));
 }
 
-#[tokio::test(start_paused = true)]
-async fn nothing_is_read_or_done_before_a_configuration_has_layouts() {
+#[tokio::test]
+async fn records_are_read_without_a_layout_and_forgotten_without_the_gpu() {
     let node = TestNode::new(A100, 1, None);
-    let mut test = TestExecutor::new(&node);
-    let layouts = watch::Sender::new(false);
-    test.executor.layouts = layouts.subscribe();
+    node.records().update("GPU-gone", |record| record.run = run()).unwrap();
+    let test = TestExecutor::new(&node);
     let mut records = test.executor.records.subscribe();
     let _task = test.start();
-    sleep(LIMIT).await;
-    assert_eq!(*records.borrow(), None);
-    layouts.send_replace(true);
+    let are = |count| move |records: &Option<Arc<MigRecords>>| records.as_ref().is_some_and(|all| all.len() == count);
+    within(records.wait_for(are(1))).await.unwrap();
+    let forget = MigWork {
+        gpu: "GPU-gone".to_owned(),
+        ..node.work(0, MigWorkKind::Forget, &GpuLayout::default())
+    };
+    assert_eq!(test.done(forget).await, AttemptResult::Done);
+    within(records.wait_for(are(0))).await.unwrap();
+    assert!(node.records().records().is_empty());
+}
+
+#[tokio::test]
+async fn records_that_cannot_be_read_are_read_again_and_not_replaced() {
+    let node = TestNode::new(A100, 1, None);
+    let path = node.state_dir().join("mig.json");
+    std::fs::create_dir(&path).unwrap();
+    let test = TestExecutor::new(&node);
+    let mut records = test.executor.records.subscribe();
+    let _task = test.start();
+    assert!(timeout(SETTLE / 2, records.wait_for(Option::is_some)).await.is_err());
+    std::fs::remove_dir(&path).unwrap();
     within(records.wait_for(Option::is_some)).await.unwrap();
 }
 
@@ -259,7 +275,7 @@ async fn a_call_that_does_not_end_keeps_a_gpu_from_a_reset_and_others_may_begin_
     let _hanging = node.roots.calls.begin().unwrap();
     let _task = test.start();
     let result = test.done(node.work(0, MigWorkKind::Apply, &layout(&[FOUR]))).await;
-    let is_blocked = matches!(&result, AttemptResult::Blocked { reason: MigReason::DriverError, message } if message.contains("no answer yet"));
+    let is_blocked = matches!(&result, AttemptResult::Blocked { reason: MigReason::InUse, message } if message.contains("no answer yet"));
     assert!(is_blocked, "{result:?}");
     assert!(node.roots.calls.begin().is_some() && !*test.executor.alone.borrow());
     assert!(!node.state_of(0).enabled);

@@ -116,7 +116,7 @@ impl TestNode {
     }
 
     pub fn records(&self) -> RecordFile {
-        RecordFile::load(&self.state_dir(), watch::Sender::default())
+        RecordFile::load(&self.state_dir(), watch::Sender::default(), Arc::default()).unwrap()
     }
 
     fn record(&self) -> MigRecord {
@@ -475,6 +475,130 @@ fn a_layout_is_made_again_after_a_boot_with_the_same_uuids() {
         assert_eq!(node.change(MigWorkKind::Restore, &applied), AttemptResult::Done);
         assert_eq!(node.state(), before);
     }
+}
+
+#[test]
+#[ignore = "needs root: make test"]
+fn a_layout_that_does_not_come_back_is_not_forgotten() {
+    let node = TestNode::new(H100, 1, None);
+    let wanted = layout(&[TWO_AT_4, FOUR]);
+    assert_eq!(node.change(MigWorkKind::Apply, &wanted), AttemptResult::Done);
+    let refused = MigFailure {
+        hash: "hash".to_owned(),
+        attempts: 3,
+        rolled_back: true,
+        ..MigFailure::default()
+    };
+    let uuid = node.gpus()[0].uuid.clone();
+    node.records()
+        .update(&uuid, |record| record.failure = Some(refused.clone()))
+        .unwrap();
+    node.faults().reboot().unwrap();
+    let create = "nvmlDeviceCreateGpuInstanceWithPlacement";
+    node.faults().fail(0, create, ReturnCode::Unknown).unwrap();
+    for attempts in 1..=4 {
+        failed_with(node.change(MigWorkKind::Restore, &wanted));
+        let record = node.record();
+        let change = record.change.unwrap();
+        assert!(change.restores && change.before == wanted, "{change:?}");
+        assert_eq!(record.restore_failure.unwrap().attempts, attempts);
+        assert_eq!(record.failure, Some(refused.clone()), "of another layout");
+    }
+    node.faults().clear_failure(0, create).unwrap();
+    assert_eq!(node.change(MigWorkKind::Restore, &wanted), AttemptResult::Done);
+    let record = node.record();
+    assert_eq!((record.applied, record.change), (Some(wanted), None));
+    assert_eq!((record.restore_failure, record.failure), (None, Some(refused)));
+}
+
+#[test]
+#[ignore = "needs root: make test"]
+fn nvidia_persistenced_lets_the_gpu_go_for_a_mode_change() {
+    for root in ["", "driver/"] {
+        let node = TestNode::new(A100, 1, None);
+        // Where the agent's image has a link to.
+        let socket = node.state_dir().join("nvidia-persistenced/socket");
+        node.faults()
+            .update_gpu(0, |gpu| gpu.persistenced = Some(socket))
+            .unwrap();
+        let minor = node.gpus()[0].minor.unwrap();
+        node.add_process(9, "nvidia-persiste", &format!("/dev/nvidia{minor}"));
+        let wanted = layout(&[FOUR]);
+        let result = node.change(MigWorkKind::Apply, &wanted);
+        let message = blocked_for(&result, MigReason::ModePending);
+        assert!(
+            message.ends_with("used by nvidia-persistenced (process 9); end it"),
+            "{message}"
+        );
+        let folder = node.host.path().join(root).join("run/nvidia-persistenced");
+        fs::create_dir_all(&folder).unwrap();
+        fs::write(folder.join("socket"), "").unwrap();
+        assert_eq!(node.change(MigWorkKind::Apply, &wanted), AttemptResult::Done);
+        let modes = node.faults().driver().unwrap().gpu(0);
+        assert!(!modes.let_go && !modes.persistence, "as before: {modes:?}");
+    }
+}
+
+#[test]
+#[ignore = "needs root: make test"]
+fn a_mode_that_does_not_change_is_set_once() {
+    let node = TestNode::new(A100, 1, None);
+    node.faults().update_gpu(0, |gpu| gpu.mig_mode_stays = true).unwrap();
+    let message = failed_with(node.change(MigWorkKind::Apply, &layout(&[FOUR])));
+    assert!(
+        message.contains("answers SUCCESS, and the mode is as before"),
+        "{message}"
+    );
+    let record = node.record();
+    assert_eq!(
+        (record.change, record.failure.map(|failure| failure.attempts)),
+        (None, Some(1))
+    );
+}
+
+#[test]
+#[ignore = "needs root: make test"]
+fn the_driver_of_a_display_and_another_agent_are_named_where_no_gpu_can_be_reset() {
+    let node = TestNode::new(A100, 1, None);
+    let handle = OpenHandle {
+        program: "somebody".to_owned(),
+        gpu_instance: None,
+        compute_instance: None,
+    };
+    node.faults().set_open_handles(0, vec![handle]).unwrap();
+    let refused = || match node.change(MigWorkKind::Apply, &layout(&[FOUR])) {
+        AttemptResult::Blocked { message, .. } => message,
+        other => panic!("{other:?}"),
+    };
+    let module = node.host.path().join("sys/module/nvidia_drm");
+    fs::create_dir_all(module.join("parameters")).unwrap();
+    fs::write(module.join("parameters/modeset"), "N\n").unwrap();
+    fs::write(module.join("refcnt"), "0\n").unwrap();
+    assert!(refused().contains("DCGM"));
+    fs::write(module.join("refcnt"), "2\n").unwrap();
+    assert!(refused().contains("kernel module nvidia_drm"), "{}", refused());
+    let minor = node.gpus()[0].minor.unwrap();
+    node.add_process(8, "gpunode-agent", &format!("/dev/nvidia{minor}"));
+    assert!(
+        refused().ends_with("used by gpunode-agent (process 8); end it"),
+        "{}",
+        refused()
+    );
+}
+
+#[test]
+#[ignore = "needs root: make test"]
+fn an_old_driver_turns_mig_on_before_it_tells_profiles() {
+    let node = TestNode::of_scenario(&format!(
+        "{{node: n, board: {A100}, count: 1, topology: NVSwitch, driverVersion: 535.183.06}}"
+    ));
+    assert!(node.state().geometry.profiles.is_empty());
+    let wanted = layout(&[FOUR, ONE_AT_6]);
+    assert_eq!(node.change(MigWorkKind::Apply, &layout(&[])), AttemptResult::Done);
+    assert_eq!(node.state().geometry.profiles.len(), 7);
+    assert_eq!(node.change(MigWorkKind::Apply, &wanted), AttemptResult::Done);
+    node.faults().reboot().unwrap();
+    assert_eq!(node.change(MigWorkKind::Restore, &wanted), AttemptResult::Done);
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, fs, io, mem, path::Path};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Gpu, MigState, ReturnCode, Scenario, StateError, shared_file};
+use crate::{Gpu, GpuState, MigState, ReturnCode, Scenario, StateError, shared_file};
 
 /// Name of the file, in the folder of the library. It is missing until something is set.
 pub const DRIVER_FILE: &str = "gpunode-driver.yaml";
@@ -28,6 +28,15 @@ pub struct GpuModes {
     pub compute_mode: ComputeMode,
     /// The driver stays loaded without users.
     pub persistence: bool,
+    /// nvidia-persistenced has let the GPU go.
+    pub let_go: bool,
+}
+
+impl GpuModes {
+    /// Returns true if the driver stays loaded without users, by its own mode or by nvidia-persistenced.
+    pub fn keeps(self, state: &GpuState) -> bool {
+        self.persistence || (state.persistenced.is_some() && !self.let_go)
+    }
 }
 
 /// `nvmlComputeMode_t`.

@@ -2,7 +2,7 @@
 //!
 //! A GPU that the file does not name is idle and healthy.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, path::PathBuf};
 
 use serde::{Deserialize, Serialize};
 
@@ -24,6 +24,7 @@ pub struct State {
 /// The state of one GPU.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a fault by itself")]
 pub struct GpuState {
     /// It has fallen off the bus: every call on its handle answers `lost_code`, and so does each look-up by UUID, of any GPU.
     pub lost: bool,
@@ -52,6 +53,11 @@ pub struct GpuState {
     pub call_ms: BTreeMap<String, u64>,
     /// Activation status with which a change of the MIG mode ends, which leaves the mode pending.
     pub mig_activation: Option<ReturnCode>,
+    /// A change of the MIG mode answers success and changes nothing.
+    pub mig_mode_stays: bool,
+    /// Path of the socket of nvidia-persistenced, which has the GPU open from its start on. Only a caller that finds the socket sees
+    /// that, and makes the daemon let the GPU go.
+    pub persistenced: Option<PathBuf>,
     /// Minor number that the GPU gets with the next change of its MIG mode, on boards that are reset for it. `nvml.h` says so of
     /// `nvmlDeviceSetMigMode`.
     pub minor_after_mode: Option<u32>,
@@ -253,6 +259,11 @@ impl GpuState {
     pub fn failure_at(&self, function: &str, instances: usize) -> Option<ReturnCode> {
         let failure = of_function(&self.failing_at, function)?;
         (failure.instances == instances).then_some(failure.code)
+    }
+
+    /// Returns true if nvidia-persistenced manages the GPU, and this process finds its socket.
+    pub fn reaches_persistenced(&self) -> bool {
+        self.persistenced.as_ref().is_some_and(|socket| socket.exists())
     }
 
     /// Milliseconds that `function` takes.

@@ -116,6 +116,7 @@ fn gpu_placements(
     list: &OutArray<nvmlGpuInstancePlacement_t>,
     count: &Out<c_uint>,
 ) -> Answer {
+    mig::tells_profiles(gpu)?;
     let profile = mig::profile_by_id(gpu.hardware()?, profile)?;
     let places = profile.starts.iter().map(|start| nvmlGpuInstancePlacement_t {
         start: *start,

@@ -34,12 +34,13 @@ extern "C" fn nvmlDeviceGetGpuInstanceProfileInfo(
     info: Out<nvmlGpuInstanceProfileInfo_t>,
 ) -> nvmlReturn_t {
     on_gpu("nvmlDeviceGetGpuInstanceProfileInfo", device, |gpu| {
+        mig::tells_profiles(gpu)?;
         let profile = mig::profile(gpu.hardware()?, profile)?;
         info.set(nvmlGpuInstanceProfileInfo_t {
             id: profile.id,
             isP2pSupported: 0,
             sliceCount: profile.slices,
-            instanceCount: profile.max_instances,
+            instanceCount: mig::told_count(gpu.hardware()?, &profile),
             multiprocessorCount: profile.multiprocessors,
             copyEngineCount: profile.engines.copy,
             decoderCount: profile.engines.decoders,

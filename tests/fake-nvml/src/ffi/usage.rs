@@ -82,7 +82,7 @@ extern "C" fn nvmlDeviceSetComputeMode(device: DeviceHandle, mode: c_uint) -> nv
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetPersistenceMode(device: DeviceHandle, mode: Out<c_uint>) -> nvmlReturn_t {
     on_gpu("nvmlDeviceGetPersistenceMode", device, |gpu| {
-        mode.set(modes::get(gpu)?.persistence.into())
+        mode.set(modes::persistence(gpu)?.into())
     })
 }
 

@@ -29,6 +29,17 @@ fn divided() -> TestNode {
 }
 
 #[test]
+fn old_drivers_tell_no_profiles_while_the_mode_is_off() {
+    let mut scenario = a100(&[(&[0], &[])]);
+    for (version, told) in [("535.183.06", false), ("550.163.01", true)] {
+        version.clone_into(&mut scenario.driver_version);
+        let node = TestNode::with(&scenario);
+        assert!(node.device(0).profile_info(0).is_ok());
+        assert_eq!(node.device(1).profile_info(0).is_ok(), told, "{version}");
+    }
+}
+
+#[test]
 fn devices_are_found_by_index_and_tell_what_they_are() {
     let node = divided();
     let gpu = node.device(0);

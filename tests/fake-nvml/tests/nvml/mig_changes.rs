@@ -283,6 +283,39 @@ fn before_hopper_the_mode_changes_by_a_reset_that_others_prevent() {
 
 #[test]
 #[ignore = "needs root: make test"]
+fn nvidia_persistenced_lets_a_gpu_go_only_for_those_who_find_its_socket() {
+    let node = node(A100, &[]);
+    let gpu = node.device(1);
+    let socket = node.dir().join("socket");
+    node.state()
+        .update_gpu(1, |gpu| gpu.persistenced = Some(socket.clone()))
+        .unwrap();
+    let in_use = ReturnCode::InUse.code();
+    assert!(!gpu.is_in_persistent_mode().unwrap(), "NVML does not see it");
+    node.device(1).set_persistent(false).unwrap();
+    assert_eq!(gpu.set_mig_mode(true).unwrap(), in_use);
+    std::fs::write(&socket, "").unwrap();
+    assert!(gpu.is_in_persistent_mode().unwrap());
+    assert_eq!(gpu.set_mig_mode(true).unwrap(), in_use);
+    node.device(1).set_persistent(false).unwrap();
+    assert!(!gpu.is_in_persistent_mode().unwrap());
+    assert_eq!(gpu.set_mig_mode(true).unwrap(), 0);
+    node.state().reboot().unwrap();
+    assert!(gpu.is_in_persistent_mode().unwrap(), "it starts anew");
+}
+
+#[test]
+#[ignore = "needs root: make test"]
+fn a_mode_can_stay_although_its_change_succeeds() {
+    let node = node(A100, &[]);
+    node.state().update_gpu(1, |gpu| gpu.mig_mode_stays = true).unwrap();
+    let gpu = node.device(1);
+    assert_eq!(gpu.set_mig_mode(true).unwrap(), 0);
+    assert_eq!(mode(&gpu), (0, 0));
+}
+
+#[test]
+#[ignore = "needs root: make test"]
 fn a_reset_for_the_mode_can_give_a_gpu_another_minor_number_until_a_boot() {
     for (board, minor) in [(A100, 7), (H100, 1)] {
         let node = node(board, &[]);

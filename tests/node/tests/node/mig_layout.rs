@@ -347,7 +347,68 @@ async fn instances_are_back_before_the_first_list_after_a_reboot() -> Result<()>
 }
 
 #[tokio::test]
-async fn agent_without_layouts_reads_and_writes_nothing_of_them() -> Result<()> {
+async fn change_that_was_begun_ends_although_no_layout_is_wanted_any_more() -> Result<()> {
+    let mut lab = Lab::start(node()?, BEFORE)?;
+    offers_before(&lab.kubelet, &lab.node).await?;
+    for call in CHANGES {
+        lab.node.state()?.delay(0, call, 300)?;
+    }
+    lab.apply(AFTER)?;
+    until("the change has begun", || (devices(&lab.node).len() < 4).then_some(())).await?;
+    lab.agent.kill().await?;
+    lab.node.configure("mig: {strategy: Mixed}")?;
+    lab.agent = Agent::run(&lab.node)?;
+    offers_after(&lab.kubelet, &lab.node).await?;
+    assert_eq!(lab.kubelet.advertised_twice(), None);
+    // What somebody else makes of the GPU from now on stays.
+    let forgotten = || {
+        let text = fs::read_to_string(lab.node.state_dir().join("mig.json")).ok()?;
+        let records: Value = serde_json::from_str(&text).ok()?;
+        records["gpus"].as_object()?.is_empty().then_some(())
+    };
+    until("the record is dropped", forgotten).await?;
+    assert_eq!(devices(&lab.node).len(), 3);
+    Ok(())
+}
+
+#[tokio::test]
+async fn layout_from_long_ago_does_not_come_back_over_what_somebody_else_has_made() -> Result<()> {
+    let mut lab = Lab::start(node()?, BEFORE)?;
+    offers_before(&lab.kubelet, &lab.node).await?;
+    let record = fs::read(lab.node.state_dir().join("mig.json"))?;
+    let before = devices(&lab.node);
+    lab.apply(AFTER)?;
+    offers_after(&lab.kubelet, &lab.node).await?;
+    let made = mig(&lab.node).context("MIG")?;
+    // As if another program had made it, in a boot that this record does not know.
+    lab.agent.kill().await?;
+    let mut record: Value = serde_json::from_slice(&record)?;
+    for gpu in record["gpus"].as_object_mut().context("GPUs")?.values_mut() {
+        gpu["run"]["boot"] = "long ago".into();
+    }
+    fs::write(lab.node.state_dir().join("mig.json"), record.to_string())?;
+    lab.agent = Agent::run(&lab.node)?;
+    lab.agent.await_ready().await?;
+    offers_after(&lab.kubelet, &lab.node).await?;
+    assert_eq!(mig(&lab.node), Some(made));
+    assert_ne!(devices(&lab.node), before);
+    Ok(())
+}
+
+#[tokio::test]
+async fn old_driver_gets_a_layout_whose_profiles_it_tells_once_mig_is_on() -> Result<()> {
+    let mut scenario = Scenario::new("layouts", "NVIDIA A100-SXM4-80GB", 1, Topology::NvSwitch);
+    "535.183.06".clone_into(&mut scenario.driver_version);
+    let node = Node::new(scenario)?;
+    node.reboot("first")?;
+    let lab = Lab::start(node, BEFORE)?;
+    offers_before(&lab.kubelet, &lab.node).await?;
+    assert!(lab.kubelet.messages(GPU).is_empty(), "the GPU was never offered whole");
+    Ok(())
+}
+
+#[tokio::test]
+async fn agent_without_layouts_writes_nothing_of_them() -> Result<()> {
     let lab = Lab::start(node()?, "")?;
     lab.kubelet.has(GPU, |endpoint| endpoint.healthy().len() == 1).await?;
     lab.agent.await_ready().await?;

@@ -245,6 +245,8 @@ fn begun(failure: Option<(u32, i64)>) -> MigRecord {
             before: layout(&BEFORE),
             wanted: layout(&["4g.40gb@0", "1g.10gb@6", "2g.20gb@4"]),
             rolls_back: false,
+            restores: false,
+            passed: Vec::new(),
         }),
         failure: failure.map(|(attempts, second)| MigFailure {
             hash: HASH.to_owned(),
@@ -271,6 +273,31 @@ fn gpu_that_no_group_selects_stays_as_it_is() {
         "Blocked/DriverError holds GPU",
         "nothing half made is offered"
     );
+    // As after a boot, before the instances are back.
+    unread.record = change().record;
+    unread.record.as_mut().unwrap().run = run("zeroth");
+    assert_eq!(unread.decided(), "Blocked/DriverError holds GPU");
+    let message = unread.message();
+    assert!(
+        message.ends_with("may have lost them with a boot or a reset"),
+        "{message}"
+    );
+    unread.target = None;
+    assert_eq!(unread.decided(), "nothing");
+}
+
+#[test]
+fn record_of_a_gpu_is_forgotten_once_and_again_after_a_pause() {
+    let none = AttemptHistory::default();
+    let decision = forget(GPU, &none, at(0));
+    let work = decision.work.unwrap();
+    assert_eq!((work.gpu.as_str(), work.kind), (GPU, MigWorkKind::Forget));
+    let mut history = AttemptHistory::default();
+    let attempt = MigAttempt { work, result: failed() };
+    history.observe(Some(&attempt), false, at(0));
+    let decision = forget(GPU, &history, at(1));
+    assert_eq!((decision.work, decision.look_again), (None, Some(at(10))));
+    assert!(forget(GPU, &history, at(10)).work.is_some());
 }
 
 #[test]
@@ -513,6 +540,9 @@ fn change_under_way_goes_to_the_layout_of_a_new_configuration() {
     .recorded(begun(None));
     case.record.as_mut().unwrap().change.as_mut().unwrap().hash = "other".to_owned();
     case.target = Some(target(&[("1g.10gb", 2)]));
+    let own = "Applying Apply [4g.40gb@0 1g.10gb@6 2g.20gb@4]";
+    assert_eq!(case.decided(), own, "a layout that nobody has approved");
+    case.approved = true;
     assert_eq!(case.decided(), "Applying holds 4g.40gb@0 Apply [1g.10gb@6 1g.10gb@4]");
     let case = case.held(&[("4g.40gb@0", "ml/a")]);
     assert_eq!(case.decided(), "Waiting holds 4g.40gb@0");
@@ -522,9 +552,176 @@ fn change_under_way_goes_to_the_layout_of_a_new_configuration() {
     };
     assert_eq!(
         case.decided(),
-        "Applying Apply [4g.40gb@0 1g.10gb@6 2g.20gb@4]",
+        own,
         "a layout that does not fit does not leave the GPU half done"
     );
+}
+
+#[test]
+fn change_under_way_that_does_not_get_on_awaits_the_approval_of_another_layout() {
+    let mut case = Case {
+        gpu: divided(&["4g.40gb@0", "1g.10gb@6"]),
+        ..change()
+    }
+    .recorded(begun(None));
+    case.record.as_mut().unwrap().change.as_mut().unwrap().hash = "other".to_owned();
+    case.target = Some(target(&[("1g.10gb", 2), ("4g.40gb", 1)]));
+    let own = "[4g.40gb@0 1g.10gb@6 2g.20gb@4]";
+    let mut case = case.answer(0, blocked("leaked handle"));
+    assert_eq!(case.decided(), "AwaitingApproval again at 2");
+    let message = case.message();
+    assert!(
+        message.contains("creates 1g.10gb@4; ") && message.ends_with("leaked handle"),
+        "{message}"
+    );
+    case.now = at(102);
+    assert_eq!(
+        case.decided(),
+        format!("AwaitingApproval Apply {own}"),
+        "it is tried meanwhile"
+    );
+    case.approved = true;
+    assert_eq!(case.decided(), "Applying Apply [4g.40gb@0 1g.10gb@6 1g.10gb@4]");
+}
+
+#[test]
+fn layout_of_a_record_is_not_made_again_where_somebody_else_has_divided_the_gpu() {
+    let seven = [0, 1, 2, 3, 4, 5, 6].map(|start| format!("1g.10gb@{start}"));
+    let record = MigRecord {
+        run: run("zeroth"),
+        applied: Some(layout(&seven.each_ref().map(String::as_str))),
+        ..MigRecord::default()
+    };
+    let halves = || divided(&["3g.40gb@0", "3g.40gb@4"]);
+    let case = |gpu, wanted| Case::new(gpu, wanted).recorded(record.clone());
+    assert_eq!(
+        case(halves(), target(&[("3g.40gb", 2)])).decided(),
+        "Applied Remember [3g.40gb@0 3g.40gb@4]"
+    );
+    assert_eq!(
+        case(halves(), target(&[("7g.80gb", 1)])).decided(),
+        "Waiting holds 3g.40gb@0 3g.40gb@4 Check [7g.80gb@0]",
+        "the way of every change"
+    );
+    assert_eq!(case(undivided(), LayoutTarget::Off).decided(), "Applied Remember off[]");
+    assert_eq!(case(divided(&[]), target(&[])).decided(), "Applied Remember []");
+}
+
+#[test]
+fn change_that_somebody_else_has_overtaken_is_no_change_any_more() {
+    let halves = || divided(&["3g.40gb@0", "3g.40gb@4"]);
+    let mut case = Case {
+        gpu: halves(),
+        ..change()
+    }
+    .recorded(begun(None));
+    assert_eq!(
+        case.decided(),
+        "Waiting holds 3g.40gb@0 3g.40gb@4 Check [4g.40gb@0 2g.20gb@4 1g.10gb@6]",
+        "the way of every change"
+    );
+    case.target = None;
+    assert_eq!(case.decided(), "nothing");
+    case.target = Some(target(&[("3g.40gb", 2)]));
+    assert_eq!(case.decided(), "Applied Remember [3g.40gb@0 3g.40gb@4]");
+    // What the change itself has left on its way is no other's.
+    let begun = begun(None).change.unwrap();
+    let back = ChangeRecord {
+        wanted: begun.before.clone(),
+        rolls_back: true,
+        passed: begun.clone().passed_before(&begun.before),
+        ..begun
+    };
+    assert_eq!(back.passed, layout(&["2g.20gb@4"]).instances);
+    case.gpu = divided(&["4g.40gb@0", "2g.20gb@4"]);
+    case.record.as_mut().unwrap().change = Some(back);
+    case.target = None;
+    assert_eq!(
+        case.decided(),
+        "Applying holds 2g.20gb@4 RollBack [4g.40gb@0 1g.10gb@4 1g.10gb@5 1g.10gb@6]"
+    );
+}
+
+#[test]
+fn layout_that_comes_back_half_is_tried_for_ever_and_offers_nothing() {
+    let lost = layout(&["1g.10gb@4", "4g.40gb@0"]);
+    let mut record = MigRecord {
+        run: run("zeroth"),
+        applied: Some(lost.clone()),
+        change: Some(ChangeRecord {
+            hash: HASH.to_owned(),
+            before: lost.clone(),
+            wanted: lost,
+            rolls_back: false,
+            restores: true,
+            passed: Vec::new(),
+        }),
+        ..MigRecord::default()
+    };
+    let wanted = target(&[("1g.10gb", 1), ("4g.40gb", 1)]);
+    let case = |record: &MigRecord| Case::new(divided(&["1g.10gb@4"]), wanted.clone()).recorded(record.clone());
+    let restore = "Restore [1g.10gb@4 4g.40gb@0]";
+    assert_eq!(case(&record).decided(), format!("Applying holds GPU {restore}"));
+    assert!(
+        case(&record).decide().unwrap().is_restored,
+        "the first devices wait for it"
+    );
+    for (attempts, second, decided) in [
+        (1, 0, "Failed/DriverError holds GPU again at 10".to_owned()),
+        (3, -40, format!("Failed/DriverError holds GPU {restore}")),
+        (9, -300, format!("Failed/DriverError holds GPU {restore}")),
+    ] {
+        record.restore_failure = begun(Some((attempts, second))).failure;
+        let case = case(&record);
+        assert_eq!(case.decided(), decided);
+        assert!(
+            case.message()
+                .ends_with("offers nothing until it has its instances again")
+        );
+        assert!(!case.decide().unwrap().is_restored);
+    }
+    // Another layout is the way out.
+    let mut other = case(&record);
+    other.record.as_mut().unwrap().change.as_mut().unwrap().hash = "other".to_owned();
+    other.target = Some(target(&[("1g.10gb", 2)]));
+    assert_eq!(other.decided(), format!("AwaitingApproval holds GPU {restore}"));
+    other.approved = true;
+    assert!(other.decided().contains(" Apply [1g.10gb@4 "), "{}", other.decided());
+}
+
+#[test]
+fn mode_comes_first_where_the_driver_tells_no_profiles_before() {
+    let mut case = Case::new(undivided(), target(&[("1g.10gb", 7)]));
+    let geometry = &mut case.gpu.mig_state.as_mut().unwrap().geometry;
+    geometry.profiles.clear();
+    (geometry.memory_slices, geometry.compute_slices) = (0, 0);
+    assert_eq!(case.decided(), "Waiting holds GPU Check []");
+    assert_eq!(case.decide().unwrap().progress.wanted, "1g.10gb:7");
+    case.target = Some(LayoutTarget::Preset("all-balanced".to_owned()));
+    assert_eq!(case.decided(), "Waiting holds GPU Check []");
+    let mut lost = Case {
+        target: Some(target(&[("4g.40gb", 1)])),
+        ..case
+    };
+    lost.record = Some(MigRecord {
+        run: run("zeroth"),
+        applied: Some(layout(&["4g.40gb@0"])),
+        ..MigRecord::default()
+    });
+    assert_eq!(lost.decided(), "Applying holds GPU Restore [4g.40gb@0]");
+    lost.target = Some(LayoutTarget::Off);
+    assert_eq!(lost.decided(), "Applied Remember off[]");
+}
+
+#[test]
+fn change_that_is_refused_although_its_check_was_clear_is_not_tried_every_minute() {
+    let mut case = change();
+    case.approved = true;
+    let case = case.answer(0, AttemptResult::Clear).answer(1, blocked("somebody"));
+    assert_eq!(case.decided(), "Blocked/InUse holds 1g.10gb@4 1g.10gb@5 again at 61");
+    let case = Case { now: at(161), ..case };
+    let case = case.answer(61, AttemptResult::Clear).answer(62, blocked("somebody"));
+    assert_eq!(case.decided(), "Blocked/InUse holds 1g.10gb@4 1g.10gb@5 again at 182");
 }
 
 #[test]
@@ -611,9 +808,12 @@ fn layout_that_cannot_come_back_leaves_the_gpu_without_devices() {
     case.now = at(110);
     assert_eq!(case.decided(), "Failed/DriverError holds GPU Restore [4g.40gb@0]");
     // Another layout is the way out.
-    case.record.as_mut().unwrap().failure = begun(Some((3, 0))).failure;
+    case.record.as_mut().unwrap().restore_failure = begun(Some((3, 0))).failure;
     case.target = Some(target(&[("1g.10gb", 1)]));
     assert_eq!(case.decided(), "Waiting Check [1g.10gb@6]");
+    // Its own failures count anew.
+    let case = case.answer(11, AttemptResult::Clear);
+    assert_eq!(case.decide().unwrap().progress.attempts, 0);
 }
 
 #[test]

@@ -300,6 +300,42 @@ fn of_compute_instances_that_fill_an_instance_the_largest_is_created() {
 }
 
 #[test]
+fn a_mig_device_that_has_just_gone_does_not_keep_the_rest_from_being_read() {
+    let driver = with_instances(A100, "1g.10gb, 3g.40gb");
+    for call in ["nvmlDeviceGetUUID", "nvmlDeviceGetGpuInstanceId"] {
+        for code in [ReturnCode::NotFound, ReturnCode::InvalidArgument] {
+            faults(&driver).fail_mig(0, 1, call, code).unwrap();
+            let state = read_mig_state(&driver.library(), &address(&driver)).unwrap().unwrap();
+            let uuids = state.instances.iter().flat_map(|instance| &instance.compute);
+            let told: Vec<bool> = uuids.map(|compute| compute.uuid.is_some()).collect();
+            assert_eq!(
+                told.iter().filter(|told| **told).count(),
+                1,
+                "{call} {code:?}: {told:?}"
+            );
+        }
+        faults(&driver).fail_mig(0, 1, call, ReturnCode::Unknown).unwrap();
+        assert!(read_mig_state(&driver.library(), &address(&driver)).is_err());
+        faults(&driver).clear_mig_failures(0).unwrap();
+    }
+}
+
+#[test]
+fn the_most_instances_of_an_a30_are_those_of_its_board() {
+    let driver = FakeDriver::new("{board: NVIDIA A30, count: 1, topology: Pcie}");
+    let most = state(&driver).geometry.profiles.into_iter();
+    let most: Vec<_> = most.map(|profile| (profile.name, profile.max_count)).collect();
+    let expected = [
+        ("1g.6gb", 4),
+        ("2g.12gb", 2),
+        ("4g.24gb", 1),
+        ("1g.6gb+me", 1),
+        ("2g.12gb+me", 1),
+    ];
+    assert_eq!(most, expected.map(|(name, count)| (name.to_owned(), count)));
+}
+
+#[test]
 #[ignore = "needs root: make test"]
 fn the_mode_of_each_generation_changes_and_persistence_is_as_before() {
     for (board, keeps_persistence) in [(A100, true), (A100, false), (H100, true)] {

@@ -7,7 +7,7 @@ use gpunode_mig::PlacedInstance;
 use proptest::{prelude::*, sample::Index};
 
 /// Rounds until everything has settled: three attempts with their pauses, a return, and a change with another configuration.
-const ROUNDS_TO_REST: u32 = 60;
+const ROUNDS_TO_REST: u32 = 120;
 
 /// Something that happens.
 #[derive(Clone, Debug)]
@@ -32,6 +32,8 @@ enum Event {
     Kill,
     Reboot,
     Wait(i64),
+    /// Somebody else divides the GPU while no layout is wanted.
+    Divide(bool),
 }
 
 /// Work in the hands of the executor.
@@ -39,6 +41,8 @@ struct Task {
     work: MigWork,
     /// UUIDs of the instances that are in the layout and were on the GPU at the start.
     kept: BTreeMap<PlacedInstance, String>,
+    /// Layout at the start; none of a change that has begun before.
+    start: Option<GpuLayout>,
 }
 
 #[expect(
@@ -98,6 +102,7 @@ fn any_event() -> impl Strategy<Value = Event> {
         1 => Just(Event::Kill),
         1 => Just(Event::Reboot),
         4 => proptest::sample::select(vec![1, 3, 10, 60]).prop_map(Event::Wait),
+        1 => any::<bool>().prop_map(Event::Divide),
     ]
 }
 
@@ -166,6 +171,10 @@ impl World {
             now: self.now,
         });
         let work = self.decision.as_ref().and_then(|decision| decision.work.clone());
+        if self.decision.is_none() && self.task.is_none() {
+            // What the agent does with `forget`.
+            self.record = None;
+        }
         match &self.task {
             // A task that does not change the GPU may be dropped.
             Some(task) if changes_the_gpu(task.work.kind) => {
@@ -191,9 +200,26 @@ impl World {
                 let instance = state.instance(placed).filter(|instance| instance.is_whole())?;
                 Some((*placed, instance.compute[0].uuid.clone().unwrap()))
             });
+            // Those that an approved change has found at its start may go with it.
+            let change = self.record.as_ref().and_then(|record| record.change.as_ref());
+            let is_known = |placed: &PlacedInstance| {
+                let before = change.map_or(&[][..], |change| &change.before.instances);
+                before.contains(placed) || work.layout.instances.contains(placed)
+            };
+            let mut others = state.instances.iter().filter(|instance| {
+                let uuid = instance.compute.first().and_then(|compute| compute.uuid.as_deref());
+                uuid.is_some_and(|uuid| uuid.starts_with("MIG-other")) && !is_known(&instance.placed)
+            });
+            let is_approved = self.approved && work.hash == self.hash();
+            assert!(
+                !changes_the_gpu(work.kind) || is_approved || others.next().is_none(),
+                "what somebody else has made goes only with an approval"
+            );
+            let is_new = self.record.as_ref().is_none_or(|record| record.change.is_none());
             Task {
                 kept: kept.collect(),
                 work,
+                start: is_new.then(|| state.layout()),
             }
         });
         if let Some(task) = &self.task {
@@ -224,17 +250,28 @@ impl World {
             MigWorkKind::Check if self.has_process => self.end(blocked("dcgm")),
             MigWorkKind::Check => self.end(AttemptResult::Clear),
             MigWorkKind::Remember => {
-                (record.run, record.applied, record.failure) = (run, Some(work.layout), None);
+                (record.run, record.applied) = (run, Some(work.layout));
+                (record.failure, record.restore_failure) = (None, None);
+                record.change = None;
                 self.end(AttemptResult::Done);
             }
+            MigWorkKind::Forget => unreachable!("no decision asks for it"),
             _ if self.has_process => self.end(blocked("dcgm")),
             MigWorkKind::Apply | MigWorkKind::RollBack | MigWorkKind::Restore => {
-                let before = record.change.as_ref().map(|change| change.before.clone());
+                let begun = record.change.clone();
+                let begun = begun.filter(|change| !change.is_overtaken(self.gpu.mig_state.as_ref().unwrap()));
+                let before = begun.as_ref().map(|change| change.before.clone());
+                let passed = begun.map(|begun| begun.passed_before(&work.layout));
+                let restores = work.kind == MigWorkKind::Restore;
+                let present = || self.gpu.mig_state.as_ref().unwrap().layout();
+                let first = || if restores { work.layout.clone() } else { present() };
                 let change = Some(ChangeRecord {
                     hash: work.hash.clone(),
-                    before: before.unwrap_or_else(|| self.gpu.mig_state.as_ref().unwrap().layout()),
+                    before: before.unwrap_or_else(first),
                     wanted: work.layout.clone(),
                     rolls_back: work.kind == MigWorkKind::RollBack,
+                    restores,
+                    passed: passed.unwrap_or_default(),
                 });
                 if record.change == change {
                     self.call(&work);
@@ -253,9 +290,16 @@ impl World {
         let record = self.record.as_mut().unwrap();
         if failed {
             // Nothing has begun.
-            record.change = record.change.take().filter(|change| change.before != present);
-            let before = record.failure.take().filter(|failure| failure.hash == work.hash);
-            record.failure = Some(MigFailure {
+            let start = self.task.as_ref().and_then(|task| task.start.clone());
+            record.change = record.change.take().filter(|_| start != Some(present));
+            let is_restore = work.kind == MigWorkKind::Restore;
+            let failure = if is_restore {
+                &mut record.restore_failure
+            } else {
+                &mut record.failure
+            };
+            let before = failure.take().filter(|failure| is_restore || failure.hash == work.hash);
+            *failure = Some(MigFailure {
                 hash: work.hash.clone(),
                 attempts: before.map_or(0, |failure| failure.attempts) + 1,
                 at: now,
@@ -266,9 +310,10 @@ impl World {
         }
         let Some(step) = step else {
             (record.run, record.applied, record.change) = (run, Some(work.layout.clone()), None);
-            record.failure = record.failure.take().filter(|_| work.kind == MigWorkKind::RollBack);
+            record.restore_failure = None;
+            record.failure = record.failure.take().filter(|_| work.kind != MigWorkKind::Apply);
             if let Some(failure) = &mut record.failure {
-                failure.rolled_back = true;
+                failure.rolled_back |= work.kind == MigWorkKind::RollBack;
             }
             let kept = self.task.as_ref().map(|task| task.kept.clone()).unwrap_or_default();
             for (placed, uuid) in kept {
@@ -289,6 +334,15 @@ impl World {
         let is_free = |device: &String| !pods.contains(device) && !assigned.contains(device);
         self.devices += 1;
         let number = self.devices;
+        let is_restore = self
+            .task
+            .as_ref()
+            .is_some_and(|task| task.work.kind == MigWorkKind::Restore);
+        let destroys = matches!(step, MigStep::Destroy { .. } | MigStep::DestroyCompute { .. });
+        assert!(
+            !is_restore || !destroys,
+            "what somebody has made goes only with an approval"
+        );
         let state = self.state();
         match step {
             MigStep::DestroyCompute {
@@ -418,13 +472,43 @@ impl World {
         self.decide();
         let record = self.record.clone().unwrap_or_default();
         let had_instances = record.applied.is_some_and(|applied| !applied.instances.is_empty());
-        if self.config != 0 && had_instances && record.change.is_none() {
+        let failed_restores = record.restore_failure.map_or(0, |failure| failure.attempts);
+        let phase = self.decision.as_ref().map(|decision| decision.progress.phase);
+        let is_lost = phase != Some(MigPhase::Applied) && failed_restores < MAX_ATTEMPTS;
+        if self.config != 0 && had_instances && record.change.is_none() && is_lost {
             let decision = self.decision.as_ref().unwrap();
             assert!(
                 decision.hold.gpu,
                 "nothing is offered before the instances are back: {decision:?}"
             );
         }
+    }
+
+    /// Divides the GPU as mig-manager does, which looks at no pod; here there is none.
+    fn divide(&mut self, in_halves: bool) {
+        let is_idle = self.task.is_none() && self.pods.is_empty();
+        if self.config != 0 || !is_idle {
+            return;
+        }
+        self.devices += 1;
+        // No configuration has these.
+        let names: &[&str] = if in_halves {
+            &["1g.20gb@0", "1g.20gb@4"]
+        } else {
+            &["7g.80gb@0"]
+        };
+        let needs_reset = self.state().mode_needs_reset;
+        let mut gpu = divided(names);
+        let state = gpu.mig_state.as_mut().unwrap();
+        state.mode_needs_reset = needs_reset;
+        for (number, instance) in state.instances.iter_mut().enumerate() {
+            instance.compute[0].uuid = Some(format!("MIG-other-{}-{number}", self.devices));
+        }
+        let state = state.clone();
+        gpu = gpu_with(true, state.instances.clone());
+        gpu.mig_state = Some(state);
+        self.gpu = gpu;
+        self.read = self.gpu.clone();
     }
 
     fn happen(&mut self, event: &Event) {
@@ -459,6 +543,7 @@ impl World {
             Event::Kill => self.restart(),
             Event::Reboot => self.reboot(),
             Event::Wait(seconds) => self.wait(*seconds),
+            Event::Divide(in_halves) => self.divide(*in_halves),
         }
         self.decide();
     }
