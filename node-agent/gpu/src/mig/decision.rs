@@ -260,19 +260,27 @@ impl GpuCase<'_> {
     fn go_on(&self, change: &ChangeRecord) -> MigDecision {
         let is_of_configuration = change.hash == self.inputs.hash || self.inputs.target.is_none();
         let other = (!is_of_configuration).then(|| self.arranged()).flatten();
+        let applied = self.inputs.record.and_then(|record| record.applied.as_ref());
         let (kind, hash, layout) = match other {
             Some(layout) => (MigWorkKind::Apply, self.inputs.hash, layout),
             None if change.rolls_back || self.attempts(&change.hash) >= MAX_ATTEMPTS => {
                 (MigWorkKind::RollBack, change.hash.as_str(), change.before.clone())
             }
+            // Nobody applies what the GPU had last, unless it has lost that.
+            None if applied == Some(&change.wanted) => {
+                (MigWorkKind::Restore, change.hash.as_str(), change.wanted.clone())
+            }
             None => (MigWorkKind::Apply, change.hash.as_str(), change.wanted.clone()),
         };
+        let is_restored = kind == MigWorkKind::Restore;
         let hold = self.hold_of_change(change, &layout);
         if let Some(fault) = self.inputs.fault {
             return self.unhealthy(hold, fault);
         }
         if let Some(obstruction) = self.obstruction(&layout) {
-            return self.waiting(hold, &layout, &obstruction);
+            let mut decision = self.waiting(hold, &layout, &obstruction);
+            decision.is_restored = is_restored && obstruction.is_unknown;
+            return decision;
         }
         let work = self.work(kind, hash, layout.clone());
         let failure = self.failure(hash);
@@ -294,6 +302,7 @@ impl GpuCase<'_> {
                 self.retry(&mut decision, work, self.inputs.attempts.retry_at(last));
             }
             _ => {
+                decision.is_restored = is_restored && failure.is_none();
                 let at = failure.filter(|failure| failure.at <= self.inputs.now);
                 let next = at.map(|failure| retry_after_failures(failure.at, failure.attempts));
                 self.retry(&mut decision, work, next.unwrap_or(self.inputs.now));
