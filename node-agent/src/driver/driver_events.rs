@@ -32,11 +32,17 @@ use tracing::{info, warn};
 
 /// Capacity of the event queue. The thread waits up to [`FULL_TIMEOUT`] while it is full.
 const QUEUE: usize = 256;
+/// Longest wait for an event.
+const WAIT: Duration = Duration::from_secs(2);
+/// Longest wait while another reset of a GPU is likely, which waits for the end of the session.
+const BRIEF_WAIT: Duration = Duration::from_millis(100);
+/// Time after the session was closed for a reset in which another one is likely: a layout resets the GPUs of a node one by one.
+const RESETS: Duration = Duration::from_mins(1);
 /// Pause before retrying a full queue.
 const FULL_PAUSE: Duration = Duration::from_millis(20);
 /// Longest wait for a full queue. A standby agent does not read events and has no use for old ones.
 const FULL_TIMEOUT: Duration = Duration::from_secs(6);
-/// Time for the thread to end its session; longer than one wait.
+/// Time for the thread to end its session; longer than [`WAIT`].
 const END_TIMEOUT: Duration = Duration::from_secs(5);
 /// Pause after a session that failed.
 const RETRY: Duration = Duration::from_secs(5);
@@ -48,6 +54,8 @@ pub struct DriverEvents {
     silent: BTreeSet<String>,
     running: Option<EventThread>,
     not_before: Instant,
+    /// End of the time in which waits are brief; none before the first reset of a GPU.
+    brief_until: Option<Instant>,
     errors: OnChange,
     metrics: AgentMetrics,
     calls: DriverCalls,
@@ -72,6 +80,7 @@ impl DriverEvents {
                 silent: BTreeSet::new(),
                 running: None,
                 not_before: Instant::now(),
+                brief_until: None,
                 errors: OnChange::default(),
                 metrics,
                 calls,
@@ -115,6 +124,7 @@ impl DriverEvents {
             silent,
             call,
             full_since: None,
+            brief_until: self.brief_until,
         };
         let path = path.to_owned();
         let thread = spawn_blocking(move || {
@@ -122,6 +132,12 @@ impl DriverEvents {
             (thread.silent, ended)
         });
         EventThread { gpus, stop, thread }
+    }
+
+    /// Ends the session so that a GPU can be reset. The sessions of the next minute end sooner.
+    pub async fn close_for_reset(&mut self) {
+        self.brief_until = Some(Instant::now() + RESETS);
+        self.close().await;
     }
 
     /// Ends the session.
@@ -156,6 +172,8 @@ struct EventForwarder {
     call: DriverCall,
     /// Start of the time the queue has been full.
     full_since: Option<Instant>,
+    /// End of the time in which waits are brief.
+    brief_until: Option<Instant>,
 }
 
 impl EventForwarder {
@@ -171,6 +189,14 @@ impl EventHandler for EventForwarder {
             Ok(_) if self.is_stopped() => ControlFlow::Break(()),
             Ok(changed) => ControlFlow::Continue(changed.then(|| self.followed.borrow_and_update().clone())),
             Err(_) => ControlFlow::Break(()),
+        }
+    }
+
+    fn wait_limit(&self) -> Duration {
+        if self.brief_until.is_some_and(|end| Instant::now() < end) {
+            BRIEF_WAIT
+        } else {
+            WAIT
         }
     }
 

@@ -204,7 +204,9 @@ async fn reset_ends(
     hardware_sender: &watch::Sender<Option<Arc<Hardware>>>,
     release: &mut ReleaseRequest,
 ) {
-    close(events).await;
+    if let Some(events) = events {
+        events.close_for_reset().await;
+    }
     if timeout(PROBE_TIMEOUT, is_set(alone, false)).await.is_ok() {
         return;
     }

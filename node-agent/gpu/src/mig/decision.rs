@@ -317,12 +317,15 @@ impl GpuCase<'_> {
             }
             _ => (MigWorkKind::Apply, own, change.wanted.clone()),
         };
+        let is_restored = kind == MigWorkKind::Restore;
         let hold = self.hold_of_change(change, &layout);
         if let Some(fault) = self.inputs.fault {
             return self.unhealthy(hold, fault);
         }
         if let Some(obstruction) = self.obstruction(&layout) {
-            return self.waiting(hold, &layout, &obstruction);
+            let mut decision = self.waiting(hold, &layout, &obstruction);
+            decision.is_restored = is_restored && obstruction.is_unknown;
+            return decision;
         }
         let work = self.work(kind, hash, layout.clone());
         let failure = self.failure_of(kind, hash);
@@ -344,6 +347,7 @@ impl GpuCase<'_> {
                 self.retry(&mut decision, work, self.inputs.attempts.retry_at(last));
             }
             _ => {
+                decision.is_restored = is_restored && failure.is_none();
                 let at = failure.filter(|failure| failure.at <= self.inputs.now);
                 let next = at.map(|failure| retry_after_failures(failure.at, failure.attempts));
                 self.retry(&mut decision, work, next.unwrap_or(self.inputs.now));

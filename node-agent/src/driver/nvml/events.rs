@@ -13,16 +13,19 @@ use nvml_wrapper_sys::bindings::{
     nvmlEventTypeGpuRecoveryAction as RECOVERY_ACTION, nvmlEventTypeGpuUnavailableError as UNAVAILABLE,
     nvmlEventTypeXidCriticalError as XID,
 };
-use std::{collections::BTreeMap, ops::ControlFlow, path::Path, time::Instant};
+use std::{
+    collections::BTreeMap,
+    ops::ControlFlow,
+    path::Path,
+    time::{Duration, Instant},
+};
 use tracing::info;
 
 /// Event types that cause a probe of the GPU.
 const EVENT_TYPES: u64 =
     (XID | DOUBLE_BIT | RETIREMENT | RETIREMENT_FAILURE | POISON | UNAVAILABLE | RECOVERY_ACTION) as u64;
-/// Length of one wait; ending the session takes up to this long.
-const WAIT_MS: u32 = 2000;
-/// Number of waits before retrying to register a GPU that did not answer.
-const REGISTER_EVERY: u32 = 15;
+/// Pause before retrying to register a GPU that did not answer.
+const REGISTER_EVERY: Duration = Duration::from_secs(30);
 
 /// Event of a GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,6 +44,8 @@ pub struct DriverEvent {
 pub trait EventHandler {
     /// Returns the GPUs to watch when they have changed, or a break to end the session.
     fn gpus(&mut self) -> ControlFlow<(), Option<Vec<GpuAddress>>>;
+    /// Returns the longest time of the next wait. Nothing can end it early, so ending the session takes up to this long.
+    fn wait_limit(&self) -> Duration;
     /// Takes an event.
     fn handle(&mut self, event: DriverEvent) -> ControlFlow<()>;
     /// Receives the GPU that is about to be registered; none after the last one.
@@ -84,22 +89,22 @@ struct WatchedGpus<'a> {
 impl<'a> WatchedGpus<'a> {
     /// Waits for events until the watcher breaks or a wait fails. `gpus` are the GPUs that the watcher named last.
     fn follow(&mut self, gpus: &mut Vec<GpuAddress>, watcher: &mut impl EventHandler) -> Result<(), NvmlError> {
-        let mut waits = 0;
+        let mut registered: Option<Instant> = None;
         loop {
             match watcher.gpus() {
                 ControlFlow::Break(()) => return Ok(()),
                 ControlFlow::Continue(Some(named)) => {
                     self.missing.clone_from(&named);
                     *gpus = named;
-                    waits = 0;
+                    registered = None;
                 }
                 ControlFlow::Continue(None) => {}
             }
-            if waits == 0 {
+            if registered.is_none_or(|at| at.elapsed() >= REGISTER_EVERY) {
                 self.register(watcher)?;
+                registered = Some(Instant::now());
             }
-            waits = (waits + 1) % REGISTER_EVERY;
-            match raw::wait(self.set, WAIT_MS) {
+            match raw::wait(self.set, watcher.wait_limit()) {
                 Ok(reported) if watcher.handle(self.event(&reported)).is_break() => return Ok(()),
                 Ok(_) | Err(NvmlError::Timeout) => {}
                 Err(error) => return Err(error),

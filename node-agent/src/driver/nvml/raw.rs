@@ -23,6 +23,7 @@ use nvml_wrapper_sys::bindings::{
     nvmlReturn_enum_NVML_ERROR_DEPRECATED as DEPRECATED,
     nvmlReturn_enum_NVML_ERROR_FUNCTION_NOT_FOUND as FUNCTION_NOT_FOUND, nvmlReturn_enum_NVML_SUCCESS as SUCCESS,
 };
+use std::time::Duration;
 
 /// Type of the remote end of an NVLink.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -213,7 +214,8 @@ pub const NO_INSTANCE: u32 = u32::MAX;
 /// Waits for the next event of a set. Returns [`NvmlError::Timeout`] when none arrives.
 ///
 /// `EventSet::wait` of nvml-wrapper 0.13 drops the MIG instance and event types that it does not know.
-pub fn wait(set: &EventSet<'_>, timeout_ms: u32) -> Result<Reported, NvmlError> {
+pub fn wait(set: &EventSet<'_>, limit: Duration) -> Result<Reported, NvmlError> {
+    let timeout_ms = u32::try_from(limit.as_millis()).unwrap_or(u32::MAX);
     let call = *nvml_sym(set.nvml.lib().nvmlEventSetWait_v2.as_ref())?;
     let mut data = nvmlEventData_t {
         device: std::ptr::null_mut(),

@@ -8,14 +8,14 @@ use crate::{
         driver_events::DriverEvents,
         hardware::DriverState,
         hardware_watch::HardwareWatch,
-        nvml::{DriverReading, GpuAddress, restore_persistence},
+        nvml::{DriverReading, GpuAddress, events::DriverEvent, restore_persistence},
     },
     mig::job::tests::{A100, FOUR, H100, ONE_AT_6, TWO_AT_4, TestNode, layout, run},
 };
 use gpunode_crds::MpsDaemon;
 use gpunode_gpu::{DeviceHolder, GpuLayout, Inventory};
 use std::{collections::BTreeSet, future::Future};
-use tokio::task::JoinHandle;
+use tokio::{sync::mpsc, task::JoinHandle};
 
 const LIMIT: Duration = Duration::from_secs(30);
 
@@ -281,6 +281,17 @@ async fn a_call_that_does_not_end_keeps_a_gpu_from_a_reset_and_others_may_begin_
     assert!(!node.state_of(0).enabled);
 }
 
+/// Waits until the events of the first GPU arrive, and drops those.
+async fn are_followed(node: &TestNode, received: &mut mpsc::Receiver<DriverEvent>) {
+    within(async {
+        while timeout(Duration::from_millis(200), received.recv()).await.is_err() {
+            node.faults().inject_xid(0, 43).unwrap();
+        }
+    })
+    .await;
+    while received.try_recv().is_ok() {}
+}
+
 /// The simulated driver resets no GPU whose events this process follows.
 #[tokio::test]
 #[ignore = "needs root: make test"]
@@ -292,14 +303,7 @@ async fn a_gpu_is_reset_although_its_events_are_followed_and_they_are_followed_a
     let (events, mut received) = DriverEvents::new(AgentMetrics::new(), node.roots.calls.clone());
     let mut hardware = test.watch_hardware(&node, Some(events));
     within(hardware.wait_for(Option::is_some)).await.unwrap();
-    within(async {
-        // The first XID that arrives shows that the events are followed.
-        while timeout(Duration::from_millis(200), received.recv()).await.is_err() {
-            node.faults().inject_xid(0, 43).unwrap();
-        }
-    })
-    .await;
-    while received.try_recv().is_ok() {}
+    are_followed(&node, &mut received).await;
     let _task = test.start();
     let work = node.work(0, MigWorkKind::Apply, &layout(&[FOUR]));
     node.faults().delay(0, "nvmlDeviceSetMigMode", 1000).unwrap();
@@ -321,6 +325,28 @@ async fn a_gpu_is_reset_although_its_events_are_followed_and_they_are_followed_a
     })
     .await;
     assert_eq!(xid, Some(43), "XIDs of the reset are none of the GPU's faults");
+}
+
+#[tokio::test]
+#[ignore = "needs root: make test"]
+async fn the_events_end_at_once_for_a_reset_that_follows_another() {
+    let node = TestNode::new(A100, 4, None);
+    let test = TestExecutor::new(&node);
+    let (events, mut received) = DriverEvents::new(AgentMetrics::new(), node.roots.calls.clone());
+    let mut hardware = test.watch_hardware(&node, Some(events));
+    within(hardware.wait_for(Option::is_some)).await.unwrap();
+    let _task = test.start();
+    let mut waits = Vec::new();
+    for gpu in 0..4 {
+        // A wait for the next event begins now.
+        are_followed(&node, &mut received).await;
+        let start = Instant::now();
+        let work = node.work(gpu, MigWorkKind::Apply, &layout(&[]));
+        assert_eq!(test.done(work).await, AttemptResult::Done);
+        waits.push(start.elapsed());
+    }
+    let later: Duration = waits.iter().skip(1).sum();
+    assert!(later < Duration::from_secs(3), "{waits:?}");
 }
 
 #[tokio::test(start_paused = true)]

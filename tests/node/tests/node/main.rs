@@ -16,6 +16,8 @@ mod lifecycle;
 mod memory;
 mod metrics;
 mod mig;
+mod mig_interrupted;
+mod mig_kills;
 mod mig_layout;
 mod mps;
 mod mps_mounts;
