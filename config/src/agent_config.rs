@@ -53,7 +53,8 @@ pub struct AgentConfig {
     #[x_kube(merge_strategy = ListMerge::Map(vec!["name".into()]))]
     pub resources: Vec<ResourceConfig>,
 
-    /// Use of existing MIG devices. If unset, the strategy is `None`.
+    /// MIG: the layout that gpunode gives the GPUs, and the way in which MIG devices are advertised. If unset, instances
+    /// stay as they are, and the strategy is `None`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mig: Option<MigConfig>,
 

@@ -62,13 +62,13 @@ pub enum MigPhase {
     Waiting,
     /// Everything that has to go is free; the operator has not approved the change yet.
     AwaitingApproval,
-    /// The driver is being told.
+    /// The agent is changing the GPU.
     Applying,
     /// Something other than a pod keeps the GPU from its layout.
     Blocked,
     /// The layout comes into force with a reboot of the node.
     RebootRequired,
-    /// The driver refused the change; it is tried again.
+    /// The driver refused the change. It is tried again unless the reason is `RolledBack`.
     Failed,
     /// The GPU cannot have a layout.
     Unsupported,
@@ -96,7 +96,7 @@ pub enum MigReason {
     InUse,
     /// An MPS control daemon still runs on what has to go.
     MpsDaemon,
-    /// The driver holds a mode back until the GPU is reset.
+    /// The mode cannot change: something uses the GPU, or another mode is pending.
     ModePending,
     /// A pod that cannot be evicted, or comes straight back, holds what has to go.
     CannotEvict,

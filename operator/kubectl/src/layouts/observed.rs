@@ -7,7 +7,7 @@ use std::{
 };
 
 /// Layout of a GPU: no MIG, or a number of instances by the name of their profile.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CountedLayout {
     /// MIG is off.
     Off,

@@ -1,4 +1,4 @@
-//! The layout that a group gives a GPU, if it can have it. The tables of boards tell; on the node, the driver does.
+//! The layout that a group gives a GPU, if it can have it: checked against the tables of boards. On the node the driver decides.
 
 use super::observed::CountedLayout;
 use gpunode_config::MigGroup;

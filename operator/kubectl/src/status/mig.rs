@@ -1,9 +1,8 @@
 //! The progress of a node's GPUs towards their MIG layouts. Pure.
 
-use gpunode_crds::{GpuNodeStatus, MigPhase, MigReason, MigStatus};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use gpunode_crds::{GpuNodeStatus, MigPhase, MigStatus};
 use serde::Serialize;
-use std::collections::BTreeSet;
+use std::{cmp::Reverse, collections::BTreeSet};
 
 /// Most problems that are described; `-o json` has every GPU.
 const MAX_PROBLEMS: usize = 16;
@@ -15,56 +14,28 @@ pub struct LayoutStatus {
     /// NVML index.
     pub gpu: u32,
     pub uuid: String,
-    pub wanted: String,
-    pub observed: String,
-    pub phase: MigPhase,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub reason: Option<MigReason>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub since: Option<Time>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub message: Option<String>,
-    /// Attempts that failed.
-    #[serde(skip_serializing_if = "is_zero")]
-    pub attempts: u32,
-    /// Pods that hold the GPU or one of its MIG devices.
+    /// Report of the agent.
+    #[serde(flatten)]
+    pub mig: MigStatus,
+    /// Pods that hold what has to go.
     #[serde(skip_serializing_if = "BTreeSet::is_empty")]
     pub held_by: BTreeSet<String>,
-}
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
-fn is_zero(number: &u32) -> bool {
-    *number == 0
 }
 
 impl LayoutStatus {
     /// Returns the GPUs for which the configuration has a layout, by index.
     pub fn all(status: &GpuNodeStatus) -> Vec<Self> {
         let progress = status.gpus.iter().filter_map(|gpu| {
-            let MigStatus {
-                wanted,
-                observed,
-                phase,
-                reason,
-                since,
-                message,
-                attempts,
-            } = gpu.mig.clone()?;
+            let mig = gpu.mig.clone()?;
+            let is_held = matches!(mig.phase, MigPhase::Waiting | MigPhase::Blocked);
             let is_part = |device: &str| gpu.uuid == device || gpu.mig_devices.iter().any(|mig| mig.uuid == device);
-            let holders = status.holders.iter().filter(|holder| is_part(&holder.device));
+            // Pods on instances that stay delay nothing, and are not among these.
+            let waiting = status.waiting.iter().filter(|it| is_held && is_part(&it.device));
             Some(Self {
                 gpu: gpu.index,
                 uuid: gpu.uuid.clone(),
-                wanted,
-                observed,
-                phase,
-                reason,
-                since,
-                message,
-                attempts,
-                held_by: holders
-                    .map(|holder| format!("{}/{}", holder.namespace, holder.pod))
-                    .collect(),
+                mig,
+                held_by: waiting.flat_map(|it| &it.pods).cloned().collect(),
             })
         });
         progress.collect()
@@ -72,13 +43,13 @@ impl LayoutStatus {
 
     /// Returns true until the GPU has its layout, unless it cannot have one.
     pub fn is_open(&self) -> bool {
-        !matches!(self.phase, MigPhase::Applied | MigPhase::Unsupported)
+        !matches!(self.mig.phase, MigPhase::Applied | MigPhase::Unsupported)
     }
 
     /// Returns phase and reason, such as `Blocked (InUse)`.
     pub fn state(&self) -> String {
-        let phase = self.phase.as_str();
-        match self.reason {
+        let phase = self.mig.phase.as_str();
+        match self.mig.reason {
             Some(reason) => format!("{phase} ({})", reason.as_str()),
             None => phase.to_owned(),
         }
@@ -86,20 +57,21 @@ impl LayoutStatus {
 
     fn is_problem(&self) -> bool {
         matches!(
-            self.phase,
+            self.mig.phase,
             MigPhase::Blocked | MigPhase::RebootRequired | MigPhase::Failed
         )
     }
 
     /// Returns true where two GPUs differ in index, begin and holders at most.
     fn is_like(&self, other: &Self) -> bool {
-        (self.phase, self.reason, &self.message) == (other.phase, other.reason, &other.message)
-            && (&self.wanted, self.attempts) == (&other.wanted, other.attempts)
+        let (one, other) = (&self.mig, &other.mig);
+        (one.phase, one.reason, &one.message) == (other.phase, other.reason, &other.message)
+            && (&one.wanted, one.attempts) == (&other.wanted, other.attempts)
     }
 }
 
 /// Describes the GPUs that something other than pods keeps from their layout, those that failed first: each sentence once, with
-/// all GPUs that it is about, and the next step.
+/// all GPUs that it is about, and the agent's message.
 pub fn layout_problems(progress: &[LayoutStatus]) -> Vec<String> {
     let mut groups: Vec<Vec<&LayoutStatus>> = Vec::new();
     for gpu in progress.iter().filter(|gpu| gpu.is_problem()) {
@@ -111,8 +83,8 @@ pub fn layout_problems(progress: &[LayoutStatus]) -> Vec<String> {
             None => groups.push(vec![gpu]),
         }
     }
-    // `Failed` is the last of the phases, then `RebootRequired`.
-    groups.sort_by_key(|group| std::cmp::Reverse(group.first().map(|first| first.phase)));
+    // Of the phases that are problems, the gravest is declared last.
+    groups.sort_by_key(|group| Reverse(group.first().map(|first| first.mig.phase)));
     groups
         .iter()
         .take(MAX_PROBLEMS)
@@ -128,41 +100,24 @@ fn described(group: &[&LayoutStatus]) -> Option<String> {
     } else {
         ("GPUs", "are")
     };
-    let begins = group.iter().filter_map(|gpu| gpu.since.as_ref()).map(|since| since.0);
+    let begins = group
+        .iter()
+        .filter_map(|gpu| gpu.mig.since.as_ref())
+        .map(|since| since.0);
     let since = begins.min().map(|since| format!(" since {since}")).unwrap_or_default();
-    let attempts = match first.attempts {
+    let attempts = match first.mig.attempts {
         0 => String::new(),
         1 => ", after 1 attempt".to_owned(),
         attempts => format!(", after {attempts} attempts"),
     };
-    let message = first
-        .message
-        .as_deref()
-        .unwrap_or_else(|| next_step(first.phase, first.reason));
+    let message = first.mig.message.as_ref();
     Some(format!(
-        "{noun} {} {verb} {}{since}, on the way to MIG layout {}{attempts}: {message}",
+        "{noun} {} {verb} {}{since}, on the way to MIG layout {}{attempts}{}",
         gpus.join(", "),
         first.state(),
-        first.wanted
+        first.mig.wanted,
+        message.map(|message| format!(": {message}")).unwrap_or_default()
     ))
-}
-
-/// Returns the next step where the agent names none.
-fn next_step(phase: MigPhase, reason: Option<MigReason>) -> &'static str {
-    match (phase, reason) {
-        (MigPhase::RebootRequired, _) => "drain the node and reboot it",
-        (_, Some(MigReason::DoesNotFit)) => {
-            "write a layout that fits; `kubectl gpunode mig --board BOARD LAYOUT` draws it"
-        }
-        (_, Some(MigReason::NoRoom | MigReason::CannotEvict | MigReason::DrainTimedOut)) => {
-            "end the pods that hold instances of the GPU"
-        }
-        (_, Some(MigReason::Unhealthy)) => "repair the GPU; its fault is among the problems of the node",
-        (_, Some(MigReason::InUse)) => "end the processes on the GPU, which `nvidia-smi` on the node lists",
-        (_, Some(MigReason::ModePending)) => "reset the GPU or reboot the node",
-        (_, Some(MigReason::MigManager)) => "remove mig-manager from the node (docs/from-mig-manager.md)",
-        _ => "see the log of the agent on the node",
-    }
 }
 
 #[cfg(test)]
@@ -173,10 +128,28 @@ mod tests {
     fn progress(gpus: &[Value]) -> Vec<LayoutStatus> {
         let gpu = |(index, mig): (usize, &Value)| json!({"index": index, "uuid": format!("GPU-{index}"), "product": "P", "memoryMiB": 1, "mig": mig});
         let gpus: Vec<Value> = gpus.iter().enumerate().map(gpu).collect();
-        let holder =
-            json!({"namespace": "ml", "pod": "a", "container": "c", "resource": "r", "device": "GPU-0", "count": 1});
-        let status = serde_json::from_value(json!({"gpus": gpus, "holders": [holder]})).expect("a status");
+        let status = serde_json::from_value(json!({"gpus": gpus})).expect("a status");
         LayoutStatus::all(&status)
+    }
+
+    #[test]
+    fn pods_on_instances_that_stay_hold_nothing_up() {
+        let held_by = |phase: &str| {
+            let device = |uuid: &str, instance: u32| json!({"uuid": uuid, "profile": "1g.10gb", "gpuInstance": instance, "computeInstance": 0, "memoryMiB": 1});
+            let gpu = json!({"index": 0, "uuid": "GPU-0", "product": "P", "memoryMiB": 1,
+                "migDevices": [device("MIG-stays", 1), device("MIG-goes", 2)],
+                "mig": {"wanted": "1g.10gb:1", "observed": "1g.10gb:2", "phase": phase}});
+            let holder = |pod: &str, device: &str| json!({"namespace": "ml", "pod": pod, "container": "c", "resource": "r", "device": device, "count": 1});
+            let waiting = |device: &str, pod: &str| json!({"device": device, "message": "m", "pods": [pod]});
+            let status = json!({"gpus": [gpu], "holders": [holder("a", "MIG-stays"), holder("b", "MIG-goes")],
+                "waiting": [waiting("MIG-goes", "ml/b"), waiting("GPU-1", "ml/other")]});
+            let [gpu] = LayoutStatus::all(&serde_json::from_value(status).expect("a status"))
+                .try_into()
+                .expect("one GPU");
+            gpu.held_by
+        };
+        assert_eq!(held_by("Waiting"), BTreeSet::from(["ml/b".to_owned()]));
+        assert_eq!(held_by("Applied"), BTreeSet::new());
     }
 
     #[test]
@@ -190,7 +163,7 @@ mod tests {
             mig("Blocked", Some("DoesNotFit"), fits, 0),
             mig("Waiting", None, Some("waits for ml/a"), 0),
             mig("Blocked", Some("DoesNotFit"), fits, 0),
-            mig("RebootRequired", None, None, 0),
+            mig("RebootRequired", None, Some("reboot the node"), 0),
             mig(
                 "Failed",
                 Some("DriverError"),
@@ -201,12 +174,11 @@ mod tests {
             json!(null),
         ]);
         assert_eq!(all.len(), 6);
-        assert_eq!(all[0].held_by, BTreeSet::from(["ml/a".to_owned()]));
         assert_eq!(
             layout_problems(&all),
             [
                 "GPU 4 is Failed (DriverError) since 2026-01-02T03:04:05Z, on the way to MIG layout 1g.10gb:7, after 2 attempts: create 1g.10gb at 3: unknown error",
-                "GPU 3 is RebootRequired since 2026-01-02T03:04:05Z, on the way to MIG layout 1g.10gb:7: drain the node and reboot it",
+                "GPU 3 is RebootRequired since 2026-01-02T03:04:05Z, on the way to MIG layout 1g.10gb:7: reboot the node",
                 "GPUs 0, 2 are Blocked (DoesNotFit) since 2026-01-02T03:04:05Z, on the way to MIG layout 1g.10gb:7: 3g.40gb:3 does not fit; write 3g.40gb:2",
             ]
         );

@@ -277,11 +277,16 @@ pub fn dividing() -> FleetSummary {
         let holder = json!({"namespace": "team", "pod": "train", "container": "c", "resource": "r", "device": "GPU-1", "count": 1});
         let ready = json!({"type": "Ready", "status": "True", "reason": "ConfigurationInForce", "message": "",
             "lastTransitionTime": "2026-01-02T03:04:05Z"});
+        let held = gpus.iter().filter(|(_, phase, ..)| *phase == "Waiting");
+        let waiting = held.map(|(index, ..)| {
+            json!({"device": format!("GPU-{index}"), "pods": ["team/train"],
+                "message": format!("GPU {index} stays r until the last pod that holds it ends, then no resource has it")})
+        });
         from::<GpuNode>(json!({
             "apiVersion": "gpunode.dev/v1alpha1", "kind": "GpuNode", "metadata": {"name": name},
             "spec": {"config": {"policy": "p", "version": 1, "hash": "h", "document": "{}"}},
             "status": {"hardware": "4 x NVIDIA-A100-SXM4-80GB", "configHash": "h", "conditions": [ready], "holders": [holder],
-                "gpus": gpus.iter().copied().map(gpu).collect::<Vec<_>>()},
+                "waiting": waiting.collect::<Vec<_>>(), "gpus": gpus.iter().copied().map(gpu).collect::<Vec<_>>()},
         }))
     };
     let in_use = "process 4711 (dcgm) is on 1g.10gb@3; end it";

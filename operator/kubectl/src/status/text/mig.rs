@@ -16,7 +16,7 @@ pub fn layouts(fleet: &FleetSummary, all: bool, most: usize, width: TextWidth) -
     for node in &fleet.nodes {
         for gpu in node.mig.iter().filter(|gpu| all || gpu.is_open()) {
             let is_like = |(name, group): &&mut (&str, Vec<&LayoutStatus>)| {
-                *name == node.name && group.first().is_some_and(|first| place(first) == place(gpu))
+                *name == node.name && group.first().is_some_and(|first| row_key(first) == row_key(gpu))
             };
             match rows.iter_mut().find(is_like) {
                 Some((_, group)) => group.push(gpu),
@@ -49,19 +49,15 @@ pub fn layouts(fleet: &FleetSummary, all: bool, most: usize, width: TextWidth) -
 }
 
 /// Returns what the GPUs of a row have in common.
-fn place(gpu: &LayoutStatus) -> (String, &str, &str) {
-    (gpu.state(), &gpu.wanted, &gpu.observed)
+fn row_key(gpu: &LayoutStatus) -> (String, &str, &str) {
+    (gpu.state(), &gpu.mig.wanted, &gpu.mig.observed)
 }
 
 fn row(node: &str, group: &[&LayoutStatus]) -> [TableCell; 6] {
     let gpus: Vec<String> = group.iter().map(|gpu| gpu.gpu.to_string()).collect();
-    // Pods on what stays delay nothing.
-    let waiting = group
-        .iter()
-        .filter(|gpu| gpu.phase == MigPhase::Waiting || gpu.phase == MigPhase::Blocked);
-    let pods: BTreeSet<&String> = waiting.flat_map(|gpu| &gpu.held_by).collect();
-    let (state, wanted, observed) = group.first().map(|first| place(first)).unwrap_or_default();
-    let paint = group.first().map_or(style::PLAIN, |first| paint(first.phase));
+    let pods: BTreeSet<&String> = group.iter().flat_map(|gpu| &gpu.held_by).collect();
+    let (state, wanted, observed) = group.first().map(|first| row_key(first)).unwrap_or_default();
+    let paint = group.first().map_or(style::PLAIN, |first| paint(first.mig.phase));
     [
         node.into(),
         gpus.join(", ").into(),

@@ -82,6 +82,10 @@ fn layouts_on_the_way_are_shown_with_what_keeps_them() {
     a      2, 3   Blocked (InUse)                1g.10gb:3,4g.40gb:1   1g.10gb:7   -
     b      0      RebootRequired (ModePending)   1g.10gb:3,4g.40gb:1   1g.10gb:7   -
     b      1      AwaitingApproval               1g.10gb:3,4g.40gb:1   1g.10gb:7   -
+
+    WAITING FOR RUNNING PODS
+    NODE   GPUS   HELD BY      PENDING CHANGE
+    a      1      team/train   GPU 1 stays r until the last pod that holds it ends, then no resource has it
     ");
     let node = dividing()
         .only(&["a".to_owned()], &no_nodes())
@@ -98,7 +102,7 @@ fn layouts_on_the_way_are_shown_with_what_keeps_them() {
     NODE   GPU   STATE            FAULT   RESOURCE   HELD   POD          CONTAINER
     a      0     not advertised   -       -          -      -            -
       DEVICE NVIDIA-A100-SXM4-80GB
-    a      1     held             -       r          1      team/train   c
+    a      1     waiting          -       r          1      team/train   c
       DEVICE NVIDIA-A100-SXM4-80GB
     a      2     not advertised   -       -          -      -            -
       DEVICE NVIDIA-A100-SXM4-80GB
@@ -111,6 +115,12 @@ fn layouts_on_the_way_are_shown_with_what_keeps_them() {
     a      1      Waiting           1g.10gb:3,4g.40gb:1   1g.10gb:7
       HELD BY team/train
     a      2, 3   Blocked (InUse)   1g.10gb:3,4g.40gb:1   1g.10gb:7
+
+    WAITING FOR RUNNING PODS
+    NODE   GPUS   HELD BY
+    a      1      team/train
+      PENDING CHANGE GPU 1 stays r until the last pod that holds it ends, then no
+        resource has it
     ");
 }
 
