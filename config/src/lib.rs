@@ -10,6 +10,7 @@
 //! | `device_list` | ways in which containers get their devices |
 //! | `device_selector` | selection of GPUs and MIG devices, MIG strategy |
 //! | `mig_layout` | layouts of MIG instances |
+//! | `mig_selection` | the group of layouts that selects a GPU |
 //! | `mig_parted` | layouts from a file of NVIDIA's mig-parted, and back |
 //! | `allocation` | policies that choose a container's GPUs |
 //! | `sharing` | time slicing, memory units and MPS |
@@ -33,6 +34,7 @@ mod load;
 mod memory;
 mod mig_layout;
 mod mig_parted;
+mod mig_selection;
 mod sharing;
 mod validate;
 
@@ -48,5 +50,6 @@ pub use load::{LoadError, MAX_DOCUMENT_BYTES, load, nearest_name, unknown_field_
 pub use memory::{MEMORY_RULE, MemoryMiB};
 pub use mig_layout::{MigGpuSelector, MigGroup};
 pub use mig_parted::{MigPartedError, mig_parted_file, mig_parted_layouts};
+pub use mig_selection::{GroupChoice, SelectableGpu, pci_device_id, product_matches};
 pub use sharing::{DeviceReplicas, Placement, Sharing, SharingStrategy};
 pub use validate::{FieldProblem, is_dns_subdomain, is_name_part};

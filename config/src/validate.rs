@@ -3,6 +3,7 @@
 //! | module | what it does |
 //! |---|---|
 //! | `problem` | a field that is wrong, and what to do about it |
+//! | `list_length` | bounds of the number of entries in a list |
 //! | `name_syntax` | the syntax of names in Kubernetes |
 //! | `resource_name` | the kubelet's rule for names of extended resources |
 //! | `device_list` | ways in which containers get their devices |
@@ -14,6 +15,7 @@
 mod device_list;
 mod devices;
 mod health;
+mod list_length;
 mod mig;
 mod name_syntax;
 mod problem;
@@ -27,6 +29,7 @@ pub use name_syntax::{is_dns_subdomain, is_name_part};
 pub use problem::FieldProblem;
 
 use crate::{AgentConfig, DeviceKind, MigStrategy, ResourceConfig, SharingStrategy};
+use list_length::validate_length;
 use resource_name::is_extended_resource_name;
 
 impl AgentConfig {
@@ -40,12 +43,7 @@ impl AgentConfig {
         if let Some(mig) = &self.mig {
             mig::validate(mig, &mut problems);
         }
-        if self.resources.len() > 32 {
-            problems.push(FieldProblem::new(
-                "resources",
-                format!("must have at most 32 entries, has {}", self.resources.len()),
-            ));
-        }
+        validate_length("resources", self.resources.len(), 0..=32, &mut problems);
         for (index, resource) in self.resources.iter().enumerate() {
             let path = format!("resources[{index}]");
             let (name, advertised) = (&resource.name, resource.advertised_name());

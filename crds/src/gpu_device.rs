@@ -40,6 +40,10 @@ pub struct GpuDevice {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 32))]
     pub pci_bus_id: Option<String>,
+    /// PCI device and vendor as one number, such as `0x20B210DE`, as `nvidia-smi -q` writes it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 10))]
+    pub pci_device_id: Option<String>,
     /// NUMA node of the GPU; absent if the machine reports none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<i32>")]

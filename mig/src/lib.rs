@@ -28,6 +28,6 @@ pub use boards::{MigBoard, UnknownBoard};
 pub use geometry::{MigGeometry, PlacedInstance, PresentInstance};
 pub use instances::{InstanceError, parse_instances};
 pub use layout::{LayoutError, LayoutPreset, MigLayout, presets};
-pub use limits::{PlacementObstacle, remaining_capacity};
+pub use limits::{PlacementObstacle, largest_fitting, remaining_capacity};
 pub use profile::{GpuInstanceProfile, SlicePlacement};
 pub use solver::{NoPlacement, PlacedLayout, place, solve};

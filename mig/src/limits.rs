@@ -1,6 +1,9 @@
 //! The limits that instances on one GPU share, and what still fits beside them.
 
-use crate::geometry::{MigGeometry, PlacedInstance};
+use crate::{
+    geometry::{MigGeometry, PlacedInstance},
+    profile::GpuInstanceProfile,
+};
 use std::cmp::Reverse;
 use thiserror::Error;
 
@@ -80,6 +83,13 @@ impl<'a> Occupancy<'a> {
             compute,
             memory,
         }
+    }
+
+    /// Counts the instances on a GPU.
+    fn of(geometry: &'a MigGeometry, instances: &[PlacedInstance]) -> Self {
+        let is_foreign = |instance: &&PlacedInstance| geometry.profile(instance.profile).is_none();
+        let foreign: Vec<PlacedInstance> = instances.iter().filter(is_foreign).copied().collect();
+        Self::new(geometry, geometry.counts(instances), &foreign)
     }
 
     /// Returns the first limit that they exceed. Their places are not looked at.
@@ -185,12 +195,16 @@ pub(crate) fn used_slices<'a>(instances: impl IntoIterator<Item = &'a PlacedInst
 /// Returns the number of instances of each profile that could be created beside `instances`, each profile for itself,
 /// in the order of the profiles: the answer of `nvmlDeviceGetGpuInstanceRemainingCapacity`.
 pub fn remaining_capacity(geometry: &MigGeometry, instances: &[PlacedInstance]) -> Vec<u32> {
-    let foreign: Vec<PlacedInstance> = instances
-        .iter()
-        .filter(|instance| geometry.profile(instance.profile).is_none())
-        .copied()
-        .collect();
-    Occupancy::new(geometry, geometry.counts(instances), &foreign).capacities(used_slices(instances))
+    Occupancy::of(geometry, instances).capacities(used_slices(instances))
+}
+
+/// Returns the largest profile of which one more instance could be created beside `instances`: the one with the most compute
+/// slices, of these the one with the most memory slices. None if nothing fits.
+pub fn largest_fitting<'a>(geometry: &'a MigGeometry, instances: &[PlacedInstance]) -> Option<&'a GpuInstanceProfile> {
+    let (occupancy, used) = (Occupancy::of(geometry, instances), used_slices(instances));
+    let mut order = largest_first(geometry).into_iter();
+    let index = order.find(|index| occupancy.capacity(*index, used) > 0)?;
+    geometry.profiles.get(index)
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! Ways in which containers get their devices: combinations that cannot work, and bounds.
 
-use super::problem::FieldProblem;
+use super::{list_length::validate_length, problem::FieldProblem};
 use crate::{
     AgentConfig, DeviceIdStrategy, DeviceListStrategy,
     agent_config::{IDS_BY_INDEX, MAX_PREFIX, MAX_STRATEGIES, MOUNTS_BESIDE_CDI},
@@ -8,12 +8,7 @@ use crate::{
 
 pub(super) fn validate(config: &AgentConfig, problems: &mut Vec<FieldProblem>) {
     let strategies = &config.device_list_strategy;
-    if strategies.len() > MAX_STRATEGIES {
-        problems.push(FieldProblem::new(
-            "deviceListStrategy",
-            format!("must have at most {MAX_STRATEGIES} entries, has {}", strategies.len()),
-        ));
-    }
+    validate_length("deviceListStrategy", strategies.len(), 0..=MAX_STRATEGIES, problems);
     if strategies.contains(&DeviceListStrategy::VolumeMounts) && strategies.iter().any(|strategy| strategy.is_cdi()) {
         problems.push(FieldProblem::new("deviceListStrategy", MOUNTS_BESIDE_CDI));
     }
@@ -28,12 +23,7 @@ pub(super) fn validate(config: &AgentConfig, problems: &mut Vec<FieldProblem>) {
             format!("`{prefix}` is not a domain in lower case with a slash at its end, such as cdi.k8s.io/"),
         ));
     }
-    if config.imex_channels.len() > 1 {
-        problems.push(FieldProblem::new(
-            "imexChannels",
-            format!("must have at most 1 entry, has {}", config.imex_channels.len()),
-        ));
-    }
+    validate_length("imexChannels", config.imex_channels.len(), 0..=1, problems);
     let others = config.imex_channels.iter().enumerate();
     for (index, channel) in others.filter(|(_, channel)| **channel != 0) {
         problems.push(FieldProblem::new(

@@ -1,6 +1,6 @@
 //! Bounds and formats of a device selector.
 
-use super::problem::FieldProblem;
+use super::{list_length::validate_length, problem::FieldProblem};
 use crate::{DeviceKind, DeviceSelector, MemoryMiB};
 
 /// Returns true for the UUIDs of GPUs and MIG devices. Drivers before 470 name a MIG device `MIG-GPU-.../1/0`: by its GPU, GPU
@@ -78,12 +78,7 @@ pub fn validate(path: &str, devices: &DeviceSelector, problems: &mut Vec<FieldPr
         ("architectures", devices.architectures.as_ref().map(Vec::len), 16),
         ("migProfiles", devices.mig_profiles.as_ref().map(Vec::len), 16),
     ] {
-        if let Some(length) = length.filter(|length| *length == 0 || *length > most) {
-            problems.push(FieldProblem::new(
-                format!("{path}.{name}"),
-                format!("must have 1 to {most} entries, has {length}"),
-            ));
-        }
+        validate_length(format!("{path}.{name}"), length, 1..=most, problems);
     }
 }
 

@@ -1,6 +1,6 @@
 //! Bounds of the lists of faults and XIDs, and their overlap.
 
-use super::problem::FieldProblem;
+use super::{list_length::validate_length, problem::FieldProblem};
 use crate::HealthRules;
 
 const MAX_FAULTS: usize = 16;
@@ -8,19 +8,9 @@ const MAX_XIDS: usize = 64;
 const MAX_XID: i32 = 65535;
 
 pub(super) fn validate(path: &str, health: &HealthRules, problems: &mut Vec<FieldProblem>) {
-    if health.ignore.len() > MAX_FAULTS {
-        problems.push(FieldProblem::new(
-            format!("{path}.ignore"),
-            format!("must have at most {MAX_FAULTS} entries, has {}", health.ignore.len()),
-        ));
-    }
+    validate_length(format!("{path}.ignore"), health.ignore.len(), 0..=MAX_FAULTS, problems);
     for (field, xids) in [("ignoreXids", &health.ignore_xids), ("watchXids", &health.watch_xids)] {
-        if xids.len() > MAX_XIDS {
-            problems.push(FieldProblem::new(
-                format!("{path}.{field}"),
-                format!("must have at most {MAX_XIDS} entries, has {}", xids.len()),
-            ));
-        }
+        validate_length(format!("{path}.{field}"), xids.len(), 0..=MAX_XIDS, problems);
         for (index, xid) in xids.iter().enumerate().filter(|(_, xid)| !(1..=MAX_XID).contains(*xid)) {
             problems.push(FieldProblem::new(
                 format!("{path}.{field}[{index}]"),

@@ -2,6 +2,7 @@
 
 use super::{
     devices::{is_gpu_uuid, validate_indices, validate_products},
+    list_length::validate_length,
     problem::FieldProblem,
 };
 use crate::{
@@ -12,12 +13,7 @@ use crate::{
 
 /// Adds the problems of `mig`.
 pub fn validate(mig: &MigConfig, problems: &mut Vec<FieldProblem>) {
-    if mig.layout.len() > MAX_GROUPS {
-        problems.push(FieldProblem::new(
-            "mig.layout",
-            format!("must have at most {MAX_GROUPS} entries, has {}", mig.layout.len()),
-        ));
-    }
+    validate_length("mig.layout", mig.layout.len(), 0..=MAX_GROUPS, problems);
     if mig.strategy == MigStrategy::None && mig.layout.iter().any(|group| group.disabled.is_none()) {
         problems.push(FieldProblem::new("mig.layout", LAYOUT_WITHOUT_STRATEGY));
     }
@@ -137,12 +133,7 @@ fn validate_selector(path: &str, devices: &MigGpuSelector, problems: &mut Vec<Fi
         ("products", products.as_ref().map(Vec::len), 16),
         ("deviceIds", device_ids.as_ref().map(Vec::len), 16),
     ] {
-        if let Some(length) = length.filter(|length| *length == 0 || *length > most) {
-            problems.push(FieldProblem::new(
-                format!("{path}.{name}"),
-                format!("must have 1 to {most} entries, has {length}"),
-            ));
-        }
+        validate_length(format!("{path}.{name}"), length, 1..=most, problems);
     }
     validate_indices(path, indices.as_deref(), problems);
     for (index, uuid) in uuids.iter().flatten().enumerate() {

@@ -2,6 +2,7 @@
 
 use super::{
     devices::{self, validate_memory},
+    list_length::validate_length,
     problem::FieldProblem,
 };
 use crate::{
@@ -55,17 +56,8 @@ pub fn validate(path: &str, sharing: &Sharing, problems: &mut Vec<FieldProblem>)
             "is required when sharing.strategy is TimeSlicing or Mps",
         )),
     }
-    if let Some(length) = sharing
-        .replicas_per_device
-        .as_ref()
-        .map(Vec::len)
-        .filter(|length| !(1..=16).contains(length))
-    {
-        problems.push(FieldProblem::new(
-            format!("{path}.replicasPerDevice"),
-            format!("must have 1 to 16 entries, has {length}"),
-        ));
-    }
+    let length = sharing.replicas_per_device.as_ref().map(Vec::len);
+    validate_length(format!("{path}.replicasPerDevice"), length, 1..=16, problems);
     for (index, DeviceReplicas { devices, replicas }) in sharing.replicas_per_device.iter().flatten().enumerate() {
         let path = format!("{path}.replicasPerDevice[{index}]");
         devices::validate(&format!("{path}.devices"), devices, problems);

@@ -1,5 +1,10 @@
 use super::*;
-use crate::{boards::MigBoard, instances::parse_instances, limits::largest_first, profile::GpuInstanceProfile};
+use crate::{
+    boards::MigBoard,
+    instances::parse_instances,
+    limits::{largest_first, largest_fitting},
+    profile::GpuInstanceProfile,
+};
 use proptest::{prelude::*, sample::Index};
 use std::{collections::HashMap, sync::LazyLock};
 
@@ -328,17 +333,22 @@ fn counts_up_to(geometry: &MigGeometry) -> Vec<Vec<u32>> {
     all.into_iter().map(|(counts, _)| counts).collect()
 }
 
+/// The packings of a board with these profiles, whatever their names.
+fn packings_of(geometry: &MigGeometry) -> &'static Exhaustive {
+    let shape = |geometry: &MigGeometry| -> Vec<_> {
+        let profiles = geometry.profiles.iter();
+        profiles
+            .map(|profile| (profile.id, profile.placements.clone()))
+            .collect()
+    };
+    let same = |exhaustive: &&Exhaustive| shape(&exhaustive.geometry) == shape(geometry);
+    EXHAUSTIVE.iter().find(same).unwrap()
+}
+
 #[test]
 fn every_layout_of_every_board_fits_exactly_if_exhaustive_search_finds_it() {
     for board in MigBoard::all() {
-        let shape = |geometry: &MigGeometry| -> Vec<_> {
-            let profiles = geometry.profiles.iter();
-            profiles
-                .map(|profile| (profile.id, profile.placements.clone()))
-                .collect()
-        };
-        let same = |exhaustive: &&Exhaustive| shape(&exhaustive.geometry) == shape(&board.geometry);
-        let Exhaustive { by_counts, .. } = EXHAUSTIVE.iter().find(same).unwrap();
+        let Exhaustive { by_counts, .. } = packings_of(&board.geometry);
         let around = Neighbourhood::new(&board.geometry, &[]);
         let mut fitting = 0;
         for counts in counts_up_to(&board.geometry) {
@@ -357,6 +367,32 @@ fn every_layout_of_every_board_fits_exactly_if_exhaustive_search_finds_it() {
             }
         }
         assert_eq!(fitting, by_counts.len(), "{}: layouts that fit", board.name);
+    }
+}
+
+#[test]
+fn largest_profile_that_fits_beside_any_instances_of_any_board_is_that_of_exhaustive_search() {
+    for board in MigBoard::all() {
+        let geometry = &board.geometry;
+        for packing in &packings_of(geometry).all {
+            let can_join = |profile: &&GpuInstanceProfile| {
+                let mut places = profile.placements.iter().map(|placement| PlacedInstance {
+                    placement: *placement,
+                    profile: profile.id,
+                });
+                places.any(|instance| can_join(geometry, &packing.instances, &instance))
+            };
+            let joining = geometry.profiles.iter().filter(can_join);
+            let largest = joining.map(|profile| (profile.slices, profile.memory_slices())).max();
+            let found = largest_fitting(geometry, &packing.instances);
+            assert_eq!(
+                found.map(|profile| (profile.slices, profile.memory_slices())),
+                largest,
+                "{} {:?}",
+                board.name,
+                packing.instances
+            );
+        }
     }
 }
 

@@ -47,6 +47,7 @@ struct MetricFamilies {
     unaccounted_processes: Family<ByGpu, Gauge>,
     mig_gpus: Family<ByPhase, Gauge>,
     mig_instances: Family<ByProfile, Gauge>,
+    mig_largest_free: Family<BySlices, Gauge>,
     mig_attempts: Family<ByAttempt, Counter>,
     mig_changes: Histogram,
 }
@@ -119,6 +120,12 @@ struct ByProfile {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct BySlices {
+    gpu: u32,
+    slices: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ByAttempt {
     result: &'static str,
 }
@@ -162,6 +169,7 @@ impl AgentMetrics {
         let unaccounted_processes = Family::<ByGpu, Gauge>::default();
         let mig_gpus = Family::<ByPhase, Gauge>::default();
         let mig_instances = Family::<ByProfile, Gauge>::default();
+        let mig_largest_free = Family::<BySlices, Gauge>::default();
         let mig_attempts = Family::<ByAttempt, Counter>::default();
         let mig_changes = Histogram::new(CHANGE_BUCKETS);
         let mut registry = Registry::with_prefix("gpunode_agent");
@@ -211,6 +219,11 @@ impl AgentMetrics {
             mig_instances.clone(),
         );
         registry.register(
+            "mig_largest_free_slices",
+            "Slices of the largest GPU instance that could be created now on a GPU with a layout, 0 if none fits",
+            mig_largest_free.clone(),
+        );
+        registry.register(
             "mig_attempts",
             "Attempts to change MIG on a GPU, by result",
             mig_attempts.clone(),
@@ -239,6 +252,7 @@ impl AgentMetrics {
                 unaccounted_processes,
                 mig_gpus,
                 mig_instances,
+                mig_largest_free,
                 mig_attempts,
                 mig_changes,
             }
@@ -319,6 +333,18 @@ impl AgentMetrics {
         for profile in profiles {
             let profile = profile.to_owned();
             self.0.mig_instances.get_or_create(&ByProfile { profile }).inc();
+        }
+    }
+
+    /// Sets the compute and memory slices of the largest GPU instance that still fits, by the index of the GPU. Removes GPUs that
+    /// are not listed.
+    pub fn set_mig_largest_free(&self, gpus: impl Iterator<Item = (u32, (u32, u32))>) {
+        self.0.mig_largest_free.clear();
+        for (gpu, (compute, memory)) in gpus {
+            for (slices, count) in [("compute", compute), ("memory", memory)] {
+                let labels = BySlices { gpu, slices };
+                self.0.mig_largest_free.get_or_create(&labels).set(count.into());
+            }
         }
     }
 
@@ -437,6 +463,23 @@ mod tests {
         ] {
             assert!(text.contains(series), "{series} in {text}");
         }
+    }
+
+    #[test]
+    fn gpu_with_mig_has_the_slices_of_the_largest_instance_that_fits_until_it_goes() {
+        let metrics = AgentMetrics::new();
+        metrics.set_mig_largest_free([(0, (3, 4)), (1, (0, 0))].into_iter());
+        let text = metrics.render();
+        for series in [
+            r#"gpunode_agent_mig_largest_free_slices{gpu="0",slices="compute"} 3"#,
+            r#"gpunode_agent_mig_largest_free_slices{gpu="0",slices="memory"} 4"#,
+            r#"gpunode_agent_mig_largest_free_slices{gpu="1",slices="compute"} 0"#,
+            r#"gpunode_agent_mig_largest_free_slices{gpu="1",slices="memory"} 0"#,
+        ] {
+            assert!(text.contains(series), "{series} in {text}");
+        }
+        metrics.set_mig_largest_free([].into_iter());
+        assert!(!metrics.render().contains("gpunode_agent_mig_largest_free_slices{"));
     }
 
     #[test]

@@ -3,7 +3,8 @@
 //! The kernel module makes none: `nvidia-modprobe` does, which NVML calls beside itself. Where NVML runs in a container, as in that of
 //! the agent, the host gets no node of an instance that it creates (NVIDIA/gpu-operator#117, NVIDIA/mig-parted#82).
 
-use crate::driver::{device_roots::DeviceRoots, hardware_probe::DriverRoots};
+use super::device_nodes::DeviceNodeFinder;
+use crate::driver::device_roots::DeviceRoots;
 use gpunode_gpu::Inventory;
 use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
 use std::{
@@ -27,7 +28,7 @@ const MODE: u32 = 0o444;
 
 /// Makes the nodes of the MIG devices that are missing on the host, where the kernel has a number for them. One that cannot be made is
 /// logged; the survey says what it means. Blocks.
-pub fn make_missing(roots: &DriverRoots, inventory: &Inventory) {
+pub fn make_missing(nodes: &DeviceNodeFinder<'_>, inventory: &Inventory) {
     let devices = inventory.gpus.iter().flat_map(|gpu| &gpu.mig_devices);
     let paths: BTreeSet<&str> = devices
         .flat_map(|mig| &mig.device_nodes)
@@ -37,18 +38,17 @@ pub fn make_missing(roots: &DriverRoots, inventory: &Inventory) {
     if paths.is_empty() {
         return;
     }
-    let found = DeviceRoots::of(roots);
-    let major = major(&roots.host_root);
+    let major = major(nodes.host_root);
     if let Some(major) = major {
         for path in &paths {
-            remove_stale(&found, path, major);
+            remove_stale(&nodes.roots, path, major);
         }
     }
-    let missing: Vec<&str> = paths.into_iter().filter(|path| !exists(&found, path)).collect();
+    let missing: Vec<&str> = paths.into_iter().filter(|path| !exists(&nodes.roots, path)).collect();
     if missing.is_empty() {
         return;
     }
-    let folder = found.mounted(CONTROL).find(|path| path.exists());
+    let folder = nodes.roots.mounted(CONTROL).find(|path| path.exists());
     let (Some(control), Some(major)) = (folder, major) else {
         return;
     };

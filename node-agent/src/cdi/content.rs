@@ -10,10 +10,7 @@ use super::{
     soname::soname,
 };
 use crate::{
-    driver::{
-        hardware_probe::DriverRoots,
-        library::{FoundDriver, LIBRARY_FOLDERS, PROGRAM_FOLDERS, join_roots},
-    },
+    driver::library::{FoundDriver, LIBRARY_FOLDERS, PROGRAM_FOLDERS, join_roots},
     runtime::bounded_file,
 };
 use gpunode_cdi::{DriverContent, DriverLibrary, HostFile};
@@ -131,18 +128,18 @@ pub enum ContentError {
 
 /// Finds the files and device nodes of a driver of that version. Blocks.
 pub fn read(
-    roots: &DriverRoots,
+    nodes: &DeviceNodeFinder<'_>,
     driver: &FoundDriver,
     version: &str,
     options: &CdiOptions,
 ) -> Result<DriverContent, ContentError> {
     let root = DriverFolder(driver);
     let (libraries, library_folders) = libraries(&root, version)?;
-    let device_nodes = device_nodes(roots, options)?;
+    let device_nodes = device_nodes(nodes, options)?;
     let has_gds = device_nodes.iter().any(|node| is_gds_node(&node.container));
     let gds_files = GDS_FILES.iter().filter(|_| has_gds);
     let files = programs(&root)
-        .chain(firmware(&roots.host_root, &root, version))
+        .chain(firmware(nodes.host_root, &root, version))
         .chain(configs(&root))
         .chain(xorg(&root, version, &library_folders))
         .chain(gds_files.filter_map(|path| root.file(path, path)))
@@ -314,14 +311,13 @@ fn xorg(root: &DriverFolder<'_>, version: &str, library_folders: &[String]) -> i
 }
 
 /// Returns the device nodes that belong to no single GPU.
-fn device_nodes(roots: &DriverRoots, options: &CdiOptions) -> Result<Vec<HostFile>, ContentError> {
-    let host = DeviceNodeFinder::of(roots);
+fn device_nodes(host: &DeviceNodeFinder<'_>, options: &CdiOptions) -> Result<Vec<HostFile>, ContentError> {
     let nodes = host.common(options);
     for path in REQUIRED_NODES {
         if !nodes.iter().any(|node| node.container == path) {
             return Err(ContentError::NoDeviceNode {
                 path: path.to_owned(),
-                roots: join_roots(&host.roots()),
+                roots: join_roots(&host.roots.paths()),
             });
         }
     }

@@ -4,12 +4,7 @@ use super::{demand::CdiOptions, driver_folder::names};
 use crate::driver::{device_roots::DeviceRoots, hardware_probe::DriverRoots};
 use gpunode_cdi::{CdiGpu, CdiSpec, HostFile, SymbolicLink};
 use gpunode_gpu::{Device, Gpu, Inventory, MigMode};
-use std::{
-    collections::BTreeSet,
-    fs,
-    os::unix::fs::FileTypeExt as _,
-    path::{Path, PathBuf},
-};
+use std::{collections::BTreeSet, fs, os::unix::fs::FileTypeExt as _, path::Path};
 
 /// Device nodes that belong to no single GPU (`controlDeviceNodeDiscoverer` of nvidia-container-toolkit's
 /// `pkg/nvcdi/common-nvml.go`).
@@ -62,9 +57,9 @@ pub fn options_of(file: &CdiSpec) -> CdiOptions {
 /// The device nodes of a host.
 pub struct DeviceNodeFinder<'a> {
     /// Folders that have `dev`.
-    roots: DeviceRoots,
+    pub roots: DeviceRoots,
     /// Root of the host in this container.
-    host_root: &'a Path,
+    pub host_root: &'a Path,
 }
 
 impl<'a> DeviceNodeFinder<'a> {
@@ -74,11 +69,6 @@ impl<'a> DeviceNodeFinder<'a> {
             roots: DeviceRoots::of(roots),
             host_root: &roots.host_root,
         }
-    }
-
-    /// Returns the folders of the host in which nodes are searched.
-    pub fn roots(&self) -> Vec<PathBuf> {
-        self.roots.paths()
     }
 
     /// Returns the device node at `path` of a container, if the host has it. Blocks.

@@ -41,28 +41,27 @@ enum SurveyError {
 impl CdiSurvey {
     /// Describes the devices, and makes device nodes that are missing. Without `options` no strategy uses CDI. Blocks.
     pub fn of(roots: &DriverRoots, state_dir: &Path, hardware: &Hardware, options: Option<&CdiOptions>) -> Self {
-        if let Some(inventory) = hardware.inventory() {
-            make_missing(roots, inventory);
-        }
-        Self::with_hooks(roots, hardware, options, || {
-            hook_program::find(&roots.host_root, state_dir)
-        })
+        let hooks = || hook_program::find(&roots.host_root, state_dir);
+        Self::prepared(roots, hardware, options, make_missing, hooks)
     }
 
     /// Describes the devices as if a program for hooks were installed, and installs none. Blocks.
     pub fn without_install(roots: &DriverRoots, hardware: &Hardware, options: Option<&CdiOptions>) -> Self {
-        Self::with_hooks(roots, hardware, options, || {
+        let hooks = || {
             Ok(HookProgram {
                 path: "/gpunode-hook".into(),
                 kind: HookKind::Own,
             })
-        })
+        };
+        Self::prepared(roots, hardware, options, |_, _| {}, hooks)
     }
 
-    fn with_hooks(
+    /// Describes the devices once `prepare` is done with the host's device nodes.
+    fn prepared(
         roots: &DriverRoots,
         hardware: &Hardware,
         options: Option<&CdiOptions>,
+        prepare: impl FnOnce(&DeviceNodeFinder<'_>, &Inventory),
         hooks: impl FnOnce() -> Result<HookProgram, HookProgramError>,
     ) -> Self {
         let Some(inventory) = hardware.inventory().filter(|found| !found.gpus.is_empty()) else {
@@ -72,8 +71,10 @@ impl CdiSurvey {
                 ..Self::default()
             };
         };
-        let gpus = DeviceNodeFinder::of(roots).gpus(inventory);
-        match describe_gpus(roots, inventory, &gpus, options, hooks) {
+        let nodes = DeviceNodeFinder::of(roots);
+        prepare(&nodes, inventory);
+        let gpus = nodes.gpus(inventory);
+        match describe_gpus(roots, &nodes, inventory, &gpus, options, hooks) {
             Ok(description) => Self {
                 gpus,
                 description,
@@ -90,6 +91,7 @@ impl CdiSurvey {
 
 fn describe_gpus(
     roots: &DriverRoots,
+    nodes: &DeviceNodeFinder<'_>,
     inventory: &Inventory,
     gpus: &[CdiGpu],
     options: Option<&CdiOptions>,
@@ -98,6 +100,6 @@ fn describe_gpus(
     let options = options.ok_or(SurveyError::NotUsed)?;
     let driver = roots.find().ok_or(SurveyError::NoDriver)?;
     let version = inventory.driver_version.as_deref().ok_or(SurveyError::NoVersion)?;
-    let content = content::read(roots, &driver, version, options)?;
+    let content = content::read(nodes, &driver, version, options)?;
     Ok(describe(&content, gpus, &hooks()?))
 }

@@ -326,14 +326,19 @@ impl<'a> AgentState<'a> {
     fn set_mig_metrics(&self, hardware: &Hardware, metrics: &AgentMetrics) {
         let layouts = &self.in_force.layouts.gpus;
         let gpus = hardware.inventory().map_or(&[][..], |inventory| &inventory.gpus);
-        let devices = gpus
-            .iter()
-            .filter(|gpu| layouts.contains_key(&gpu.uuid))
-            .flat_map(|gpu| &gpu.mig_devices);
+        let gpus = || gpus.iter().filter(move |gpu| layouts.contains_key(&gpu.uuid));
         metrics.set_mig(
             layouts.values().map(|mig| mig.phase.as_str()),
-            devices.map(|mig| mig.facts.profile.as_str()),
+            gpus()
+                .flat_map(|gpu| &gpu.mig_devices)
+                .map(|mig| mig.facts.profile.as_str()),
         );
+        let divided = gpus().filter_map(|gpu| Some((gpu.index, gpu.mig_state.as_ref().filter(|state| state.enabled)?)));
+        metrics.set_mig_largest_free(divided.map(|(gpu, state)| {
+            let largest = state.largest_fitting();
+            let slices = largest.map_or((0, 0), |profile| (profile.slices, profile.memory_slices()));
+            (gpu, slices)
+        }));
     }
 
     /// Returns the time until the next decision about a MIG layout, if nothing happens before.

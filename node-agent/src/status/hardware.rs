@@ -18,6 +18,7 @@ pub fn device(gpu: &gpu::Gpu, node_health: &NodeHealth) -> GpuDevice {
         architecture: gpu.compute_capability.is_some().then(|| gpu.architecture()),
         compute_capability: gpu.compute_capability.map(|(major, minor)| format!("{major}.{minor}")),
         pci_bus_id: gpu.pci_bus_id.clone(),
+        pci_device_id: gpu.pci_device_id.map(|id| format!("0x{id:08X}")),
         health: health(node_health, &[&gpu.uuid]),
         numa_node: gpu.numa_node,
         mode: gpu.mode,
@@ -65,4 +66,21 @@ fn mig_devices(gpu: &gpu::Gpu, node_health: &NodeHealth) -> Vec<MigDevice> {
     let mut devices: Vec<MigDevice> = gpu.mig_devices.iter().map(device).collect();
     devices.sort_by_key(|device| (device.gpu_instance, device.compute_instance));
     devices
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pci_id_is_written_as_configurations_select_it() {
+        let of = |pci_device_id| gpu::Gpu {
+            pci_device_id,
+            ..gpu::Gpu::default()
+        };
+        let written = |id| device(&of(id), &NodeHealth::default()).pci_device_id;
+        assert_eq!(written(Some(0x20B2_10DE)).as_deref(), Some("0x20B210DE"));
+        assert_eq!(written(Some(0x06D1_10DE)).as_deref(), Some("0x06D110DE"));
+        assert_eq!(written(None), None);
+    }
 }

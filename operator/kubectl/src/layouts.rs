@@ -13,6 +13,6 @@ mod wanted;
 mod words;
 
 pub use observed::{CountedLayout, observed};
-pub use selection::{GroupChoice, choice, glob_matches};
+pub use selection::choice;
 pub use wanted::{LayoutMisfit, LayoutObstacle, WantedLayout, on_board, wanted};
 pub use words::layout_words;

@@ -58,7 +58,7 @@ pub use fleet::{
 pub use gpu_node::{
     change::GpuNodeChange,
     conditions::ConditionsChange,
-    configuration::missing_owner,
+    configuration::{ConfigurationObstacle, configuration_obstacle, missing_owner},
     drain::{DrainWork, PodReview},
 };
 pub use input::{

@@ -227,8 +227,8 @@ fn gpu(name: &str, index: usize, report: &AgentReport) -> Value {
     };
     json!({
         "index": index, "uuid": uuid(name, index), "product": PRODUCT, "memoryMiB": 81920, "architecture": "ampere",
-        "computeCapability": "8.0", "pciBusId": format!("0000:{:02x}:00.0", index * 16 + 7), "numaNode": index / 4,
-        "mode": "Compute", "migMode": "Disabled", "health": health, "links": links,
+        "computeCapability": "8.0", "pciBusId": format!("0000:{:02x}:00.0", index * 16 + 7),
+        "pciDeviceId": "0x20B210DE", "numaNode": index / 4, "mode": "Compute", "migMode": "Disabled", "health": health, "links": links,
     })
 }
 

@@ -1,4 +1,5 @@
 use super::*;
+use crate::driver::hardware_probe::DriverRoots;
 use gpunode_scenario::{Scenario, Topology};
 use std::{os::unix::fs::symlink, os::unix::net::UnixListener, path::PathBuf};
 
@@ -51,7 +52,7 @@ impl Host {
             mounted: self.driver(),
             library: self.at(FOLDER).join("libnvidia-ml.so.1"),
         };
-        read(&roots, &driver, VERSION, options)
+        read(&DeviceNodeFinder::of(&roots), &driver, VERSION, options)
     }
 
     fn content(&self) -> DriverContent {

@@ -1,6 +1,7 @@
 //! The source of each GPU's MIG layout. Pure.
 
-use crate::layouts::{GroupChoice, WantedLayout, choice, observed, wanted};
+use crate::layouts::{WantedLayout, choice, observed, wanted};
+use gpunode_config::GroupChoice;
 use gpunode_crds::GpuNode;
 use serde::Serialize;
 

@@ -1,77 +1,25 @@
-//! The group of a configuration that selects a GPU.
+//! The group of a configuration that selects a GPU of a `GpuNode`.
 
-use globset::Glob;
-use gpunode_config::{MigGpuSelector, MigGroup};
+use gpunode_config::{GroupChoice, MigGroup, SelectableGpu, pci_device_id};
 use gpunode_crds::GpuDevice;
 use gpunode_mig::MigBoard;
 
-/// The group that selects a GPU.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum GroupChoice<'a> {
-    /// No group does.
-    None,
-    /// The first that does, with its place in the layout.
-    Group(usize, &'a MigGroup),
-    /// A group selects by PCI id, which the status does not have, and the product does not tell it.
-    Unknown,
-}
-
-/// Returns the first group that selects a GPU, as the agent chooses it.
+/// Returns the first group that selects a GPU, as the agent chooses it. Where the agent is too old to report the PCI id, the GPU has
+/// one of those of its board.
 pub fn choice<'a>(gpu: &GpuDevice, groups: &'a [MigGroup]) -> GroupChoice<'a> {
-    for (place, group) in groups.iter().enumerate() {
-        match group
-            .devices
-            .as_ref()
-            .map_or(Some(true), |devices| selects(devices, gpu))
-        {
-            Some(true) => return GroupChoice::Group(place, group),
-            Some(false) => {}
-            None => return GroupChoice::Unknown,
-        }
-    }
-    GroupChoice::None
-}
-
-/// Returns none where only the PCI id decides, and it is not known.
-fn selects(selector: &MigGpuSelector, gpu: &GpuDevice) -> Option<bool> {
-    let MigGpuSelector {
-        indices,
-        uuids,
-        products,
-        device_ids,
-    } = selector;
-    let is_met = has(indices.as_ref(), |index| u32::try_from(*index) == Ok(gpu.index))
-        && has(uuids.as_ref(), |uuid| uuid.eq_ignore_ascii_case(&gpu.uuid))
-        && has(products.as_ref(), |glob| glob_matches(glob, &gpu.product));
-    match device_ids {
-        _ if !is_met => Some(false),
-        None => Some(true),
-        Some(ids) => {
-            let board = MigBoard::of_product(&gpu.product)?;
-            let is_selected = |id: &u32| ids.iter().any(|text| pci_id(text) == Some(*id));
-            if board.device_ids.iter().all(is_selected) {
-                Some(true)
-            } else if board.device_ids.iter().any(is_selected) {
-                None
-            } else {
-                Some(false)
-            }
-        }
-    }
-}
-
-/// Returns true if a condition is not set, or one of its values fits.
-fn has<T>(values: Option<&Vec<T>>, fits: impl Fn(&T) -> bool) -> bool {
-    values.is_none_or(|values| values.iter().any(fits))
-}
-
-fn pci_id(text: &str) -> Option<u32> {
-    u32::from_str_radix(text.strip_prefix("0x")?, 16).ok()
-}
-
-/// Returns true if a glob for products matches one.
-pub fn glob_matches(glob: &str, product: &str) -> bool {
-    Glob::new(glob).is_ok_and(|glob| glob.compile_matcher().is_match(product))
+    let reported = gpu.pci_device_id.as_deref().and_then(pci_device_id);
+    let of_board = || MigBoard::of_product(&gpu.product).map_or(&[][..], |board| board.device_ids);
+    let selectable = SelectableGpu {
+        index: gpu.index,
+        uuid: &gpu.uuid,
+        product: &gpu.product,
+        pci_device_ids: if reported.is_some() {
+            reported.as_slice()
+        } else {
+            of_board()
+        },
+    };
+    GroupChoice::of(selectable, groups)
 }
 
 #[cfg(test)]
@@ -79,10 +27,11 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn chosen(product: &str, layout: &str) -> String {
+    fn chosen(product: &str, pci_device_id: Option<&str>, layout: &str) -> String {
         let config = gpunode_config::load(&format!("mig: {{strategy: Mixed, layout: [{layout}]}}\n"));
         let groups = config.expect("a configuration").mig.expect("a layout").layout;
-        let gpu = json!({"index": 3, "uuid": "GPU-0000abcd-0000", "product": product, "memoryMiB": 1});
+        let gpu = json!({"index": 3, "uuid": "GPU-0000abcd-0000", "product": product, "memoryMiB": 1,
+            "pciDeviceId": pci_device_id});
         let gpu = serde_json::from_value(gpu).expect("a GPU");
         match choice(&gpu, &groups) {
             GroupChoice::None => "none".to_owned(),
@@ -91,35 +40,36 @@ mod tests {
         }
     }
 
+    const A100: &str = "NVIDIA-A100-SXM4-80GB";
+    const BY_ID: &str = "{devices: {deviceIds: ['0x20b210de']}, disabled: true}";
+
     #[test]
-    fn the_first_group_of_which_every_condition_is_met_is_chosen() {
-        let a100 = "NVIDIA-A100-SXM4-80GB";
-        for (layout, place) in [
-            ("{devices: {indices: [0]}, disabled: true}", "none"),
-            ("{devices: {indices: [0]}, disabled: true}, {disabled: true}", "1"),
-            (
-                "{devices: {indices: [3], products: ['*H100*']}, disabled: true}",
-                "none",
-            ),
-            (
-                "{devices: {indices: [3], products: ['*H100*', '*A100*']}, disabled: true}",
-                "0",
-            ),
-            ("{devices: {uuids: [GPU-0000ABCD-0000]}, disabled: true}", "0"),
-            ("{devices: {deviceIds: ['0x233010DE']}, disabled: true}", "none"),
-            ("{devices: {deviceIds: ['0x20B210DE']}, disabled: true}", "unknown"),
-            (
-                "{devices: {indices: [1], deviceIds: ['0x20B210DE']}, disabled: true}",
-                "none",
-            ),
-            (
-                "{devices: {deviceIds: ['0x20b210de', '0x20B510DE', '0x20F310DE', '0x20F510DE']}, disabled: true}",
-                "0",
-            ),
+    fn gpu_is_selected_by_what_its_status_says() {
+        for devices in [
+            "{indices: [3]}",
+            "{uuids: [GPU-0000ABCD-0000]}",
+            "{products: ['*H100*', '*A100*']}",
+            "{deviceIds: ['0x20B210DE'], indices: [3]}",
         ] {
-            assert_eq!(chosen(a100, layout), place, "{layout}");
+            let layout = format!("{{devices: {devices}, disabled: true}}");
+            assert_eq!(chosen(A100, Some("0x20B210DE"), &layout), "0", "{devices}");
         }
-        let filter = "{devices: {deviceIds: ['0x233010DE']}, disabled: true}";
-        assert_eq!(chosen("NVIDIA-H20", filter), "unknown");
+        assert_eq!(chosen(A100, Some("0x20B510DE"), BY_ID), "none");
+        assert_eq!(
+            chosen("NVIDIA-H20", Some("0x20B210DE"), BY_ID),
+            "0",
+            "the product does not decide"
+        );
+    }
+
+    #[test]
+    fn gpu_of_an_older_agent_has_one_of_the_pci_ids_of_its_board() {
+        let of_board =
+            "{devices: {deviceIds: ['0x20b210de', '0x20B510DE', '0x20F310DE', '0x20F510DE']}, disabled: true}";
+        assert_eq!(chosen(A100, None, of_board), "0");
+        assert_eq!(chosen(A100, None, BY_ID), "unknown");
+        assert_eq!(chosen("NVIDIA-H20", None, BY_ID), "unknown");
+        let other = "{devices: {deviceIds: ['0x233010DE']}, disabled: true}";
+        assert_eq!(chosen(A100, None, other), "none");
     }
 }

@@ -201,6 +201,11 @@ fn change(live: &SimulatedNode, before: &SimulatedNode, after: &SimulatedNode, p
     } else {
         DeviceForecast::default()
     };
+    // One obstacle may keep several configurations from a node in turn.
+    let blocked = after
+        .blocked
+        .as_ref()
+        .filter(|blocked| before.blocked.as_ref() != Some(*blocked));
     let name = after.name();
     let is_held = !effect.waiting.is_empty() || effect.layouts.iter().any(|layout| !layout.held_by.is_empty());
     let drain = (after.drains && is_held).then(|| EVICTS.to_owned());
@@ -214,6 +219,7 @@ fn change(live: &SimulatedNode, before: &SimulatedNode, after: &SimulatedNode, p
             .obstacles
             .difference(&before.obstacles)
             .cloned()
+            .chain(blocked.map(|blocked| blocked.obstacle.clone()))
             .chain(effect.obstacles)
             .collect(),
         offers: effect.offers,

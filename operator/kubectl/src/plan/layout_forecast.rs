@@ -5,8 +5,8 @@
 //! room, and waits if nothing fits around what is in use.
 
 use super::simulation::configuration_of;
-use crate::layouts::{CountedLayout, GroupChoice, LayoutObstacle, WantedLayout, choice, observed, wanted};
-use gpunode_config::MigGroup;
+use crate::layouts::{CountedLayout, LayoutObstacle, WantedLayout, choice, observed, wanted};
+use gpunode_config::{GroupChoice, MigGroup};
 use gpunode_crds::{GpuDevice, GpuNode, GpuNodeStatus, MigDevice, MigMode, named};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};

@@ -6,7 +6,8 @@ use anyhow::Context;
 use gpunode_config::AgentConfig;
 use gpunode_crds::{GpuNode, SERVED_BY_DRA};
 use gpunode_plan::{
-    GpuNodeChange, GpuNodeFacts, NodeContext, NodeFacts, NodePlan, PolicySet, RolloutPermit, plan_node_with_permit,
+    GpuNodeChange, GpuNodeFacts, NodeContext, NodeFacts, NodePlan, PolicySet, RolloutPermit, configuration_obstacle,
+    plan_node_with_permit,
 };
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
@@ -24,6 +25,8 @@ pub struct SimulatedNode {
     /// Names of its resources, in the order of the policy.
     pub resources: Vec<String>,
     pub obstacles: BTreeSet<String>,
+    /// Configuration that the node does not get.
+    pub blocked: Option<BlockedConfiguration>,
     /// Policies that match the node.
     pub matched: Vec<String>,
     /// Labels and taints that are set only until the agent has followed.
@@ -32,6 +35,14 @@ pub struct SimulatedNode {
     pub held: bool,
     /// True where the pods on devices that change are evicted.
     pub drains: bool,
+}
+
+/// Configuration that a node does not get, and why.
+#[derive(Debug, PartialEq)]
+pub struct BlockedConfiguration {
+    hash: String,
+    /// The obstacle in the operator's words.
+    pub obstacle: String,
 }
 
 impl SimulatedNode {
@@ -65,7 +76,8 @@ impl SimulatedNode {
     pub fn carried_out(&self, policies: &PolicySet, now: Timestamp) -> anyhow::Result<Self> {
         let facts = NodeFacts::of(&self.node);
         let gpu_facts = self.gpu_node.clone().map(GpuNodeFacts::of);
-        let plan = |permit| plan_node_with_permit(permit, policies, NodeContext::new(&facts, gpu_facts.as_ref(), now));
+        let context = NodeContext::new(&facts, gpu_facts.as_ref(), now);
+        let plan = |permit| plan_node_with_permit(permit, policies, context);
         let at_once = patched(&self.node, &plan(RolloutPermit::Granted))?;
         let plan = plan(RolloutPermit::Simulated);
         let node = patched(&self.node, &plan)?;
@@ -93,6 +105,7 @@ impl SimulatedNode {
             held,
             meanwhile,
             obstacles: obstacles(&plan, self.gpu_node.as_ref()),
+            blocked: blocked_configuration(&plan, policies, context),
             matched: plan.outcomes.into_keys().collect(),
             ..after
         })
@@ -144,6 +157,7 @@ impl SimulatedNode {
                 .map(|(name, _)| name)
                 .collect(),
             obstacles: BTreeSet::new(),
+            blocked: None,
             meanwhile: BTreeSet::new(),
             matched: Vec::new(),
             held: false,
@@ -218,6 +232,24 @@ fn meanwhile(at_once: &Node, then: &Node) -> BTreeSet<String> {
         )
     });
     labels.chain(taints).collect()
+}
+
+/// Returns the configuration of a plan's policy if something keeps it from the node.
+fn blocked_configuration(
+    plan: &NodePlan,
+    policies: &PolicySet,
+    context: NodeContext<'_>,
+) -> Option<BlockedConfiguration> {
+    // Such a node keeps its configuration for another reason.
+    if plan.hold.is_some() || plan.is_configuration_disputed() {
+        return None;
+    }
+    let policy = policies.get(plan.governing.as_ref()?)?;
+    let hash = &policy.device_plugin.as_ref()?.document.as_ref()?.hash;
+    configuration_obstacle(policy, context).map(|obstacle| BlockedConfiguration {
+        hash: hash.clone(),
+        obstacle: obstacle.to_string(),
+    })
 }
 
 fn obstacles(plan: &NodePlan, gpu_node: Option<&GpuNode>) -> BTreeSet<String> {

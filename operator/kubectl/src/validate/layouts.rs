@@ -1,8 +1,8 @@
 //! MIG layouts that the selected boards cannot have.
 
 use super::problem::DocumentProblem;
-use crate::layouts::{LayoutMisfit, glob_matches, on_board};
-use gpunode_config::MigGroup;
+use crate::layouts::{LayoutMisfit, on_board};
+use gpunode_config::{MigGroup, product_matches};
 use gpunode_crds::GpuNodePolicy;
 use gpunode_mig::MigBoard;
 use serde_json::Value;
@@ -39,7 +39,7 @@ fn obstacle(group: &MigGroup, of_policy: Option<&[String]>, boards: &[MigBoard])
         board.into_iter().collect::<Vec<_>>()
     });
     let by_product = products.filter(|_| ids.is_none()).into_iter().flatten().map(|glob| {
-        let is_selected = |board: &&MigBoard| board.products.iter().any(|product| glob_matches(glob, product));
+        let is_selected = |board: &&MigBoard| board.products.iter().any(|product| product_matches(glob, product));
         boards.iter().filter(is_selected).cloned().collect()
     });
     let mut selected = by_id.chain(by_product).filter(|boards| !boards.is_empty());

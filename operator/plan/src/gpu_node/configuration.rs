@@ -5,6 +5,7 @@ use crate::{
         change::{GpuNodeChange, new_change, unused_second},
         drain::{begun_drain, drain_stage, next_change},
         mig_progress::{blocked_gpus, has_phase},
+        progress_messages::{mig_manager_is_there, unknown_fields, unreadable_version},
         requests::initial_requests,
     },
     input::{
@@ -16,11 +17,11 @@ use crate::{
 use gpunode_config::CONFIG_VERSION;
 use gpunode_crds::{
     ChangeState, Configuration, ConfigurationStep, GpuNode, GpuNodeSpec, GpuNodeStatus, MAX_FAILED_MESSAGE, MigPhase,
-    NodeWaiting,
+    NodeWaiting, Reason,
 };
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{OwnerReference, Time};
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, fmt};
 
 /// Returns the configuration that a node gets from its governing policy.
 ///
@@ -46,12 +47,34 @@ pub enum ConfigurationObstacle<'a> {
     Fields(Vec<&'a str>),
 }
 
+impl ConfigurationObstacle<'_> {
+    /// Returns the reason of a node that has it.
+    pub(crate) fn reason(&self) -> Reason {
+        match self {
+            Self::MigManager => Reason::MigManager,
+            Self::Version(_) | Self::Fields(_) => Reason::ConfigurationPending,
+        }
+    }
+}
+
+/// Writes the message of a node that has it.
+impl fmt::Display for ConfigurationObstacle<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&match self {
+            Self::MigManager => mig_manager_is_there(),
+            Self::Version(read) => unreadable_version(read, CONFIG_VERSION),
+            Self::Fields(fields) => unknown_fields(fields),
+        })
+    }
+}
+
 /// Returns the obstacle to a policy's configuration on a node: mig-manager, or a part that the agent cannot read, as far as it
-/// reports what it can.
+/// reports what it can. An invalid configuration has none.
 pub fn configuration_obstacle<'a>(
     governing: &'a Policy,
     context: NodeContext<'a>,
 ) -> Option<ConfigurationObstacle<'a>> {
+    governing.device_plugin.as_ref()?.document.as_ref()?;
     if is_mig_managed(governing, context.node) {
         return Some(ConfigurationObstacle::MigManager);
     }

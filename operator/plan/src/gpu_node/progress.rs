@@ -5,13 +5,12 @@
 
 use crate::{
     gpu_node::{
-        configuration::{ConfigurationObstacle, configuration_obstacle, desired_configuration},
+        configuration::{configuration_obstacle, desired_configuration},
         drain::{DrainStage, drain_stage},
         mig_progress::{failed_change, has_phase, mig_failure, unfinished_change},
         progress_messages::{
             INVALID_CONFIGURATION, NO_DEVICE_PLUGIN, NO_READY_CONDITION, NODE_NOT_READY, OTHER_CONFIGURATION, RELEASED,
-            deadline_exceeded, hand_over_pending, mig_manager_is_there, not_allocatable, unknown_fields,
-            unreadable_version,
+            deadline_exceeded, hand_over_pending, not_allocatable,
         },
     },
     input::{context::NodeContext, facts::NodeFacts, gpu_node_facts::GpuNodeFacts, policies::Policy},
@@ -30,15 +29,7 @@ pub fn agent_outcome(governing: &Policy, context: NodeContext<'_>) -> (PolicyOut
         return (PolicyOutcome::failed(Reason::InvalidSpec, why), None);
     };
     if let Some(obstacle) = configuration_obstacle(governing, context) {
-        let (reason, message) = match obstacle {
-            ConfigurationObstacle::MigManager => (Reason::MigManager, mig_manager_is_there()),
-            ConfigurationObstacle::Version(versions) => (
-                Reason::ConfigurationPending,
-                unreadable_version(versions, desired.version),
-            ),
-            ConfigurationObstacle::Fields(fields) => (Reason::ConfigurationPending, unknown_fields(&fields)),
-        };
-        return (PolicyOutcome::failed(reason, message), None);
+        return (PolicyOutcome::failed(obstacle.reason(), obstacle.to_string()), None);
     }
     outcome_in_force(governing, &desired.hash, context)
 }

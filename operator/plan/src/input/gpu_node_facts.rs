@@ -264,7 +264,7 @@ fn reduce(status: &mut GpuNodeStatus) {
         daemon.device = String::new();
     }
     for gpu in &mut status.gpus {
-        (gpu.pci_bus_id, gpu.last_xid) = (None, None);
+        (gpu.pci_bus_id, gpu.pci_device_id, gpu.last_xid) = (None, None, None);
         gpu.links = Vec::new();
         gpu.health = gpu.health.take().map(reduced_health);
         gpu.mig = gpu.mig.take().map(reduced_mig);
@@ -356,8 +356,11 @@ mod tests {
     use serde_json::{Value, json};
 
     fn gpu(node: &str, index: u32, health: &Value) -> Value {
+        // Boards of one product have several PCI ids.
+        let pci_device_id = if node == "a" { "0x1DB510DE" } else { "0x1DB810DE" };
         json!({"index": index, "uuid": format!("GPU-{node}-{index}"), "product": "Tesla-V100-SXM2-32GB", "memoryMiB": 32768,
-            "pciBusId": format!("0000:{index:02x}:00.0"), "health": health, "links": [{"peer": 0, "level": "SYS"}]})
+            "pciBusId": format!("0000:{index:02x}:00.0"), "pciDeviceId": pci_device_id, "health": health,
+            "links": [{"peer": 0, "level": "SYS"}]})
     }
 
     fn facts(node: &str, gpus: &[Value]) -> GpuNodeFacts {

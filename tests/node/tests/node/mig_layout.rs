@@ -110,6 +110,7 @@ async fn gpu_gets_its_layout_and_its_devices_are_advertised_with_cdi_names() -> 
     for series in [
         r#"gpunode_agent_mig_gpus{phase="Applied"} 1"#,
         r#"gpunode_agent_mig_instances{profile="1g.10gb"} 3"#,
+        r#"gpunode_agent_mig_largest_free_slices{gpu="0",slices="memory"} 0"#,
         r#"gpunode_agent_mig_attempts_total{result="done"} 1"#,
         "gpunode_agent_mig_change_duration_seconds_count 1",
     ] {

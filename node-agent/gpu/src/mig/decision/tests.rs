@@ -772,13 +772,14 @@ fn layout_lost_by_a_reboot_comes_back_before_anything_else_and_without_approval(
     let mut half = case(divided(&["1g.10gb@4"]), &[("1g.10gb", 1), ("4g.40gb", 1)]);
     half.record.as_mut().unwrap().change = Some(ChangeRecord {
         hash: HASH.to_owned(),
-        before: layout(&[]),
-        wanted: layout(&["1g.10gb@4", "4g.40gb@0"]),
-        rolls_back: false,
+        before: layout(&order),
+        wanted: layout(&order),
+        restores: true,
+        ..ChangeRecord::default()
     });
     assert_eq!(
         half.decided(),
-        "Applying holds 1g.10gb@4 Restore [1g.10gb@4 4g.40gb@0]",
+        "Applying holds GPU Restore [1g.10gb@4 4g.40gb@0]",
         "killed in the middle"
     );
     assert!(half.decide().unwrap().is_restored);

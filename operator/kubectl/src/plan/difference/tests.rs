@@ -447,3 +447,74 @@ fn pods_that_a_policy_evicts_for_a_change_are_told_from_those_that_it_waits_for(
     assert!(evicts("Evict", &shared) && !evicts("Wait", &shared));
     assert!(!evicts("Evict", &json!({"passDeviceSpecs": true})), "no device changes");
 }
+
+fn divided(preset: &str) -> GpuNodePolicy {
+    let mig = json!({"strategy": "Mixed", "layout": [{"preset": preset}]});
+    policy("divided", &json!({"nodeSelector": {}, "devicePlugin": {"mig": mig}}))
+}
+
+fn obstacles_of(node: &str, cluster: &ClusterSnapshot, applied: &GpuNodePolicy) -> Vec<String> {
+    let plan = plan(cluster, std::slice::from_ref(applied));
+    let mut nodes = plan.nodes.into_iter();
+    nodes
+        .find(|planned| planned.name == node)
+        .map_or_else(Vec::new, |planned| planned.obstacles)
+}
+
+#[test]
+fn what_keeps_a_configuration_from_a_node_is_told_in_the_operators_words() {
+    let with_agent = |name: &str, versions: &[i32], fields: &[&str]| {
+        let mut gpu_node = gpu_node(name);
+        let agent = json!({"pod": "a", "podUid": "a", "mode": "DevicePlugin", "version": "1", "configVersions": versions,
+            "configFields": fields});
+        gpu_node.status.get_or_insert_default().agent = serde_json::from_value(agent).expect("an agent");
+        gpu_node
+    };
+    let managed = json!({"nvidia.com/mig.config.state": "success"});
+    let cluster = ClusterSnapshot {
+        nodes: vec![
+            node("managed", &managed),
+            node("new", &managed),
+            node("older", &json!({})),
+            node("old", &json!({})),
+            node("other", &json!({})),
+        ],
+        gpu_nodes: vec![
+            with_agent("managed", &[1], &[]),
+            with_agent("older", &[1], &["resources"]),
+            with_agent("old", &[7], &[]),
+        ],
+        ..ClusterSnapshot::default()
+    };
+    let applied = divided("all-balanced");
+    let told = |node: &str| obstacles_of(node, &cluster, &applied);
+    let managed = "NVIDIA's mig-manager changes MIG on the node, as label nvidia.com/mig.config.state says";
+    for (node, start) in [
+        ("managed", managed),
+        ("new", managed),
+        ("older", "the agent does not know mig"),
+    ] {
+        let obstacles = told(node);
+        assert_eq!(obstacles.len(), 1, "{node}: {obstacles:?}");
+        assert!(obstacles[0].starts_with(start), "{node}: {obstacles:?}");
+    }
+    assert_eq!(
+        told("old"),
+        ["the agent reads configuration versions [7], not 1; give it the image that came with the operator"]
+    );
+    assert_eq!(told("other"), [""; 0]);
+    assert!(plan(&cluster, std::slice::from_ref(&applied)).is_disruptive());
+    let without_layout = policy("p", &json!({"nodeSelector": {}, "devicePlugin": {}}));
+    assert_eq!(obstacles_of("managed", &cluster, &without_layout), [""; 0]);
+}
+
+#[test]
+fn obstacle_that_is_there_today_is_told_for_another_configuration_alone() {
+    let cluster = ClusterSnapshot {
+        policies: vec![divided("all-balanced")],
+        nodes: vec![node("n", &json!({"nvidia.com/mig.config.state": "success"}))],
+        ..ClusterSnapshot::default()
+    };
+    assert_eq!(obstacles_of("n", &cluster, &divided("all-balanced")), [""; 0]);
+    assert_eq!(obstacles_of("n", &cluster, &divided("all-enabled")).len(), 1);
+}
