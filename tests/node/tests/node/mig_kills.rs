@@ -314,13 +314,12 @@ async fn agent_killed_before_each_save_of_a_change_ends_in_the_layout() -> Resul
         let before = mig(&lab.node).context("MIG")?;
         let first = (save == Save::Begin).then(|| Hold::saves_of(&save.file(&lab.node)));
         lab.apply(AFTER)?;
-        let hold = match first {
-            Some(hold) => hold?,
-            None => {
-                until("the change is on disk", || record(&lab.node, "change")).await?;
-                // Fails while the agent is saving it.
-                until("the file is held", || Hold::saves_of(&save.file(&lab.node)).ok()).await?
-            }
+        let hold = if let Some(hold) = first {
+            hold?
+        } else {
+            until("the change is on disk", || record(&lab.node, "change")).await?;
+            // Fails while the agent is saving it.
+            until("the file is held", || Hold::saves_of(&save.file(&lab.node)).ok()).await?
         };
         save.is_due(&lab, &before).await.with_context(|| format!("{save:?}"))?;
         lab.agent.kill().await?;
