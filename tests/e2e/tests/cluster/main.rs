@@ -11,7 +11,6 @@ mod dra;
 mod evicted;
 mod eviction;
 mod faults;
-mod from_mig_manager;
 mod gitops;
 mod health;
 mod inside_containers;
