@@ -253,13 +253,13 @@ impl Hold {
 /// Saves of a change, in their order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Save {
-    /// What is about to change.
+    /// The change that is about to begin.
     Begin,
-    /// That it is over.
+    /// Its end.
     End,
     /// The CDI file.
     Devices,
-    /// What the kubelet gets to know.
+    /// The devices that the kubelet is about to get.
     Assignments,
 }
 
