@@ -88,8 +88,6 @@ pub enum MigReason {
     Virtual,
     /// The layout cannot be on this board, or names a profile that it lacks.
     DoesNotFit,
-    /// The layout fits a free GPU, but not around what is in use.
-    NoRoom,
     /// The GPU has a fault.
     Unhealthy,
     /// A process, or a handle of one, is on an instance that has to go.
@@ -102,8 +100,6 @@ pub enum MigReason {
     CannotEvict,
     /// The pods did not go within `drain.timeout`.
     DrainTimedOut,
-    /// mig-manager changes MIG on this node.
-    MigManager,
     /// The driver answered with an error.
     DriverError,
     /// The layout from before is back after errors of the driver.

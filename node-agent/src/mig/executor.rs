@@ -40,8 +40,6 @@ const SESSIONS_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Time after which work is reported as slow. A reset takes seconds, and an instance less than one.
 const SLOW: Duration = Duration::from_mins(1);
-/// Reason why there is no call to the driver.
-const RELEASED: &str = "the GPUs are released, or the driver is being replaced";
 
 /// Results of the last work on each GPU, by UUID.
 pub type MigAttempts = BTreeMap<String, MigAttempt>;
@@ -69,6 +67,16 @@ pub struct MigExecutor {
     pub probe_hardware: Arc<Notify>,
     /// Thread of the jobs.
     pub thread: BlockingThread,
+}
+
+/// Work with what it takes to begin.
+enum Task {
+    /// Drop the record of the GPU with this UUID.
+    Forget(String),
+    /// Save that the GPU has its layout.
+    Remember(MigJob),
+    /// Ask the driver. A release that closes the gate after this waits for the call.
+    Drive(MigJob, Arc<DriverCall>),
 }
 
 /// Sets the flag when the executor ends, so that a job stops between two calls.
@@ -124,7 +132,8 @@ impl MigExecutor {
                     .get(&work.gpu)
                     .is_none_or(|(last, at)| last != *work || at.elapsed() >= SETTLE)
             };
-            let Some(work) = listed.iter().find(is_settled).cloned() else {
+            let mut next = listed.iter().filter(is_settled);
+            let Some((work, task)) = next.find_map(|work| Some((work.clone(), self.begin(work, &stop.0)?))) else {
                 tokio::select! {
                     changed = self.work.changed() => if changed.is_err() { return },
                     () = sleep(SETTLE), if !listed.is_empty() => {}
@@ -132,7 +141,7 @@ impl MigExecutor {
                 continue;
             };
             self.publish(&work, AttemptResult::Running);
-            let result = self.carry_out(&work, &file, &stop.0).await;
+            let result = self.carry_out(task, &file).await;
             if !matches!(
                 work.kind,
                 MigWorkKind::Check | MigWorkKind::Remember | MigWorkKind::Forget
@@ -153,17 +162,13 @@ impl MigExecutor {
             .send_modify(|attempts| _ = attempts.insert(work.gpu.clone(), attempt));
     }
 
-    async fn carry_out(&self, work: &MigWork, file: &Arc<Mutex<RecordFile>>, stop: &Arc<AtomicBool>) -> AttemptResult {
+    /// Begins work; none while the driver may not be asked, or does not show the GPU: a release is no failed attempt.
+    fn begin(&self, work: &MigWork, stop: &Arc<AtomicBool>) -> Option<Task> {
         if work.kind == MigWorkKind::Forget {
-            let gpu = work.gpu.clone();
-            return self.on_thread(file, move |file| forget(file, &gpu)).await;
+            return Some(Task::Forget(work.gpu.clone()));
         }
-        let hardware = self.hardware.borrow().clone();
-        let inventory = hardware.as_deref().and_then(Hardware::answering);
-        let gpu = inventory.and_then(|inventory| inventory.gpus.iter().find(|gpu| gpu.uuid == work.gpu));
-        let (Some(hardware), Some(gpu)) = (hardware.as_deref(), gpu) else {
-            return no_driver("the driver does not answer for this GPU");
-        };
+        let hardware = self.hardware.borrow().clone()?;
+        let gpu = hardware.answering()?.gpus.iter().find(|gpu| gpu.uuid == work.gpu)?;
         let daemons = self.devices.daemons();
         let job = MigJob {
             roots: self.roots.clone(),
@@ -174,20 +179,22 @@ impl MigExecutor {
             stop: stop.clone(),
         };
         if work.kind == MigWorkKind::Remember {
-            return self.on_thread(file, move |file| job.remember(file)).await;
+            return Some(Task::Remember(job));
         }
-        let Some(call) = self.roots.calls.begin() else {
-            return no_driver(RELEASED);
+        Some(Task::Drive(job, Arc::new(self.roots.calls.begin()?)))
+    }
+
+    async fn carry_out(&self, task: Task, file: &Arc<Mutex<RecordFile>>) -> AttemptResult {
+        let (job, call) = match task {
+            Task::Forget(gpu) => return self.on_thread(file, move |file| forget(file, &gpu)).await,
+            Task::Remember(job) => return self.on_thread(file, move |file| job.remember(file)).await,
+            Task::Drive(job, call) => (job, call),
         };
-        let checking = job.clone();
-        let checked = self.on_thread(file, move |_| checking.check(&call)).await;
-        if work.kind == MigWorkKind::Check || checked != AttemptResult::Clear {
+        let (checking, checks) = (job.clone(), call.clone());
+        let checked = self.on_thread(file, move |_| checking.check(&checks)).await;
+        if job.work.kind == MigWorkKind::Check || checked != AttemptResult::Clear {
             return checked;
         }
-        // A release that closes the gate after this waits for the call.
-        let Some(call) = self.roots.calls.begin() else {
-            return no_driver(RELEASED);
-        };
         let alone = job.resets_the_gpu().then(|| DriverAlone::begin(self));
         if alone.is_some() && !self.others_end(&call).await {
             // No error of the driver: a probe of all GPUs takes longer without persistence mode.
@@ -247,13 +254,6 @@ fn forget(file: &mut RecordFile, gpu: &str) -> AttemptResult {
         },
         |()| AttemptResult::Done,
     )
-}
-
-fn no_driver(message: &str) -> AttemptResult {
-    AttemptResult::Blocked {
-        reason: MigReason::DriverError,
-        message: message.to_owned(),
-    }
 }
 
 #[cfg(test)]

@@ -89,7 +89,9 @@ impl MigJob {
 
     /// Looks for daemons, processes and handles on what has to go. Blocks.
     pub fn check(&self, call: &DriverCall) -> AttemptResult {
-        self.try_check(call).unwrap_or_else(|error| failed(&error))
+        let result = self.try_check(call).unwrap_or_else(|error| failed(&error));
+        call.end_turn();
+        result
     }
 
     fn try_check(&self, call: &DriverCall) -> Result<AttemptResult, JobError> {
@@ -149,21 +151,9 @@ impl MigJob {
             self.saved(file.set_persistent(&self.gpu.uuid, true))?;
         }
         let begun = file.records().get(&self.gpu.uuid);
-        let begun = begun.and_then(|record| record.change.clone());
-        // Of a GPU that somebody else has divided meanwhile, nothing of the change is left.
-        let begun = begun.filter(|begun| !begun.is_overtaken(&state));
-        let is_new = begun.is_none();
-        let restores = self.work.kind == MigWorkKind::Restore;
-        // What a boot has left is nothing to go back to.
-        let first = || if restores { layout.clone() } else { state.layout() };
-        let change = ChangeRecord {
-            hash: self.work.hash.clone(),
-            before: begun.as_ref().map_or_else(first, |begun| begun.before.clone()),
-            wanted: layout.clone(),
-            rolls_back: self.work.kind == MigWorkKind::RollBack,
-            restores,
-            passed: begun.map(|begun| begun.passed_before(layout)).unwrap_or_default(),
-        };
+        let begun = begun.and_then(|record| record.change.as_ref());
+        let is_new = begun.is_none_or(|begun| begun.is_overtaken(&state));
+        let change = ChangeRecord::begin(&self.work, begun, &state);
         self.update(file, |record| record.change = Some(change))?;
         info!(gpu = self.gpu.uuid, kind = ?self.work.kind, "changing MIG");
         let ended = change_layout(&library, &address, layout, |step| {

@@ -1,7 +1,7 @@
 //! The agent as a process.
 
 use crate::{
-    Namespace, Node, Stopwatch,
+    ApiServer, Namespace, Node, Stopwatch,
     built::built,
     until,
     wait::{PATIENCE, POLL},
@@ -86,9 +86,19 @@ impl Agent {
     /// `run` on a node whose configuration was saved by an agent before, with an API server that does not answer.
     pub fn run_saved(node: &Node) -> Result<Self> {
         node.save_config()?;
+        // Nobody listens at that port.
+        Self::run_of_cluster(node, "https://127.0.0.1:1")
+    }
+
+    /// `run` on a node that gets its configuration from an API server.
+    pub fn run_beside(api_server: &ApiServer, node: &Node) -> Result<Self> {
+        Self::run_of_cluster(node, &api_server.url())
+    }
+
+    fn run_of_cluster(node: &Node, api_server: &str) -> Result<Self> {
         let mut command = Self::command(node, "run")?;
         command
-            .env("KUBECONFIG", node.kubeconfig()?)
+            .env("KUBECONFIG", node.kubeconfig(api_server)?)
             .args(["--node-name", crate::node::NAME]);
         command
             .arg("--device-plugin-dir")

@@ -3,6 +3,7 @@
 
 mod agent;
 mod api;
+mod api_server;
 mod built;
 mod container_runtime;
 mod foreign;
@@ -18,6 +19,7 @@ mod wait;
 
 pub use agent::{Agent, Image};
 pub use api::Device;
+pub use api_server::ApiServer;
 pub use built::{Built, built};
 pub use container_runtime::{CriAnswer, FakeRuntime};
 pub use foreign::Foreign;

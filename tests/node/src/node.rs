@@ -325,14 +325,14 @@ impl Node {
         Ok(fs::write(self.state_dir().join("config.json"), saved.to_string())?)
     }
 
-    /// Says where the API server is: at a port where nobody listens.
-    pub fn kubeconfig(&self) -> Result<PathBuf> {
+    /// Writes where the API server is.
+    pub fn kubeconfig(&self, server: &str) -> Result<PathBuf> {
         let path = self.path("kubeconfig");
         let config = json!({
             "apiVersion": "v1",
             "kind": "Config",
             "current-context": NAME,
-            "clusters": [{"name": NAME, "cluster": {"server": "https://127.0.0.1:1", "insecure-skip-tls-verify": true}}],
+            "clusters": [{"name": NAME, "cluster": {"server": server, "insecure-skip-tls-verify": true}}],
             "users": [{"name": NAME, "user": {"token": NAME}}],
             "contexts": [{"name": NAME, "context": {"cluster": NAME, "user": NAME}}],
         });

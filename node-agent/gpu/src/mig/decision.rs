@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{Gpu, GpuInstance, GpuLayout, GpuMigState, GpuVirtualization, RunId};
 use gpunode_crds::{MAX_LAYOUT_TEXT, MAX_MIG_MESSAGE, MigPhase, MigReason, MigStatus};
-use gpunode_mig::{LayoutError, MigLayout, NoPlacement, PlacedInstance, PlacementObstacle};
+use gpunode_mig::{LayoutError, MigLayout, NoPlacement, PlacedInstance};
 use jiff::{SignedDuration, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -499,13 +499,7 @@ impl GpuCase<'_> {
         }
         let layout = match self.arranged_for(wanted) {
             Ok(layout) => layout,
-            Err(error) => {
-                let reason = match error.obstacle {
-                    PlacementObstacle::InUse { .. } => MigReason::NoRoom,
-                    _ => MigReason::DoesNotFit,
-                };
-                return self.blocked(DeviceHold::default(), reason, error.to_string());
-            }
+            Err(error) => return self.blocked(DeviceHold::default(), MigReason::DoesNotFit, error.to_string()),
         };
         let hold = self.hold_for(&layout, false);
         if let Some(fault) = self.inputs.fault {
@@ -642,9 +636,7 @@ impl GpuCase<'_> {
             .flat_map(|instance| self.devices_of(instance))
             .chain(listed);
         DeviceHold {
-            gpu: change.restores
-                || change.before.enabled != change.wanted.enabled
-                || self.state.enabled != layout.enabled,
+            gpu: change.restores || change.changes_mode || self.state.enabled != layout.enabled,
             devices: others.filter(|device| !staying.contains(device)).cloned().collect(),
         }
     }

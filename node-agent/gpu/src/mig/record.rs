@@ -1,5 +1,6 @@
 //! Knowledge of a GPU's layout after a restart of the agent or of the node. The agent saves it.
 
+use super::{MigWork, MigWorkKind};
 use crate::{GpuInstance, GpuLayout, GpuMigState, RunId};
 use gpunode_mig::PlacedInstance;
 use jiff::Timestamp;
@@ -41,12 +42,40 @@ pub struct ChangeRecord {
     /// True if the change makes a layout again that was lost, which is `before`, too.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub restores: bool,
+    /// True if the MIG mode is not the one from before in a layout that it wants, or wanted before it went to another one: which mode
+    /// the GPU has, only a reading from after that change can tell.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub changes_mode: bool,
     /// Instances that it wanted before it went to another layout.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub passed: Vec<PlacedInstance>,
 }
 
 impl ChangeRecord {
+    /// Returns the record to save before the first call for work on a GPU in this state. `begun` is the change under way. Of a GPU that
+    /// somebody else has divided meanwhile, nothing of that change is left.
+    pub fn begin(work: &MigWork, begun: Option<&Self>, state: &GpuMigState) -> Self {
+        let begun = begun.filter(|begun| !begun.is_overtaken(state));
+        let restores = work.kind == MigWorkKind::Restore;
+        let before = match begun {
+            Some(begun) => begun.before.clone(),
+            // What a boot has left is nothing to go back to.
+            None if restores => work.layout.clone(),
+            None => state.layout(),
+        };
+        let changed_mode =
+            begun.is_some_and(|begun| begun.changes_mode || begun.before.enabled != begun.wanted.enabled);
+        Self {
+            hash: work.hash.clone(),
+            changes_mode: changed_mode || before.enabled != work.layout.enabled,
+            before,
+            wanted: work.layout.clone(),
+            rolls_back: work.kind == MigWorkKind::RollBack,
+            restores,
+            passed: begun.map(|begun| begun.passed_before(&work.layout)).unwrap_or_default(),
+        }
+    }
+
     /// Returns true if the GPU has an instance that this change never wanted: while no agent ran, somebody else has divided it.
     pub fn is_overtaken(&self, state: &GpuMigState) -> bool {
         let known = [&self.before.instances, &self.wanted.instances, &self.passed];
@@ -55,9 +84,9 @@ impl ChangeRecord {
     }
 
     /// Returns the instances that the change has wanted so far, apart from those of `next`.
-    pub fn passed_before(self, next: &GpuLayout) -> Vec<PlacedInstance> {
-        let mut passed = self.passed;
-        passed.extend(self.wanted.instances);
+    fn passed_before(&self, next: &GpuLayout) -> Vec<PlacedInstance> {
+        let mut passed = self.passed.clone();
+        passed.extend(&self.wanted.instances);
         passed.retain(|placed| !next.instances.contains(placed));
         passed.sort_unstable();
         passed.dedup();

@@ -204,20 +204,23 @@ async fn records_that_cannot_be_read_are_read_again_and_not_replaced() {
 }
 
 #[tokio::test]
-async fn released_gpus_are_left_alone() {
-    let node = TestNode::new(A100, 1, Some("3g.40gb"));
+async fn work_of_the_driver_begins_after_a_release_and_has_not_failed_before() {
+    let node = TestNode::new(A100, 2, Some("3g.40gb"));
     let test = TestExecutor::new(&node);
     node.roots.calls.close();
+    let mut attempts = test.executor.attempts.subscribe();
+    let [check, remember] =
+        [(0, MigWorkKind::Check), (1, MigWorkKind::Remember)].map(|(gpu, kind)| node.work(gpu, kind, &layout(&[])));
+    test.work.send_replace(vec![check.clone(), remember.clone()]);
     let _task = test.start();
-    for kind in [MigWorkKind::Check, MigWorkKind::Apply] {
-        let result = test.done(node.work(0, kind, &layout(&[]))).await;
-        let is_blocked = matches!(&result, AttemptResult::Blocked { reason: MigReason::DriverError, message } if message.contains("released"));
-        assert!(is_blocked, "{result:?}");
-    }
-    assert_eq!(
-        test.done(node.work(0, MigWorkKind::Remember, &layout(&[]))).await,
-        AttemptResult::Done
-    );
+    let is_done = |attempts: &MigAttempts| {
+        let attempt = attempts.get(&remember.gpu);
+        attempt.is_some_and(|attempt| attempt.result == AttemptResult::Done)
+    };
+    let seen = within(attempts.wait_for(is_done)).await.unwrap().clone();
+    assert_eq!(seen.keys().collect::<Vec<_>>(), [&remember.gpu]);
+    node.roots.calls.reopen();
+    assert_eq!(test.done(check).await, AttemptResult::Clear);
 }
 
 #[tokio::test]

@@ -18,8 +18,7 @@ use crate::{
 use gpunode_crds::{GpuDevice, GpuNodeStatus, MigPhase, MigReason, MigStatus, NodeWaiting, Reason};
 
 /// Causes of `Blocked` that go by themselves, or with pods and processes.
-const MAY_PASS: [MigReason; 6] = [
-    MigReason::NoRoom,
+const MAY_PASS: [MigReason; 5] = [
     MigReason::Unhealthy,
     MigReason::InUse,
     MigReason::MpsDaemon,

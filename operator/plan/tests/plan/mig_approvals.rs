@@ -158,7 +158,7 @@ fn gpus_that_are_free_to_change_wait_for_the_turn_of_their_node_and_get_one_appr
 
 #[test]
 fn gpu_that_waits_for_pods_needs_no_turn() {
-    for phase in ["Waiting", "Blocked/InUse", "Blocked/NoRoom", "Applied", "Unsupported"] {
+    for phase in ["Waiting", "Blocked/InUse", "Applied", "Unsupported"] {
         let plan = plan(&world(&[phase]), divided(""), 0);
         assert_eq!(
             (plan.stage, plan.gpu_node, plan.waits),
@@ -435,7 +435,7 @@ fn obstacles_that_may_pass_wait_with_their_message_and_others_fail() {
         let waiting = plan.waiting.into_iter();
         waiting.map(|it| (it.device, it.message)).collect()
     };
-    for reason in ["InUse", "NoRoom", "MpsDaemon", "Unhealthy", "OfANewerAgent"] {
+    for reason in ["InUse", "MpsDaemon", "Unhealthy", "OfANewerAgent"] {
         let world = world(&["Applied", &format!("Blocked/{reason}")]);
         assert_eq!(
             plan(&world, divided(""), 1).outcomes["p"],
@@ -449,7 +449,6 @@ fn obstacles_that_may_pass_wait_with_their_message_and_others_fail() {
     for (reason, told) in [
         ("DoesNotFit", Reason::MigBlocked),
         ("ModePending", Reason::MigBlocked),
-        ("MigManager", Reason::MigBlocked),
         ("RolledBack", Reason::MigFailed),
         ("DriverError", Reason::MigFailed),
     ] {

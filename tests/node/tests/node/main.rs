@@ -5,6 +5,7 @@ mod change;
 mod configuration;
 mod container_runtime;
 mod device_plugin;
+mod drain;
 mod driver_places;
 mod faults;
 mod figures;

@@ -237,6 +237,17 @@ fn change() -> Case {
     Case::new(divided(&BEFORE), wanted).recorded(record)
 }
 
+/// Returns the record of a change that goes to a layout from now on.
+fn begin(kind: MigWorkKind, layout: GpuLayout, begun: Option<&ChangeRecord>, gpu: &Gpu) -> ChangeRecord {
+    let work = MigWork {
+        gpu: GPU.to_owned(),
+        hash: HASH.to_owned(),
+        layout,
+        kind,
+    };
+    ChangeRecord::begin(&work, begun, gpu.mig_state.as_ref().unwrap())
+}
+
 /// Returns the record in the middle of that change, in which the pods of 4g.40gb@0 and 1g.10gb@6 stay.
 fn begun(failure: Option<(u32, i64)>) -> MigRecord {
     MigRecord {
@@ -244,9 +255,7 @@ fn begun(failure: Option<(u32, i64)>) -> MigRecord {
             hash: HASH.to_owned(),
             before: layout(&BEFORE),
             wanted: layout(&["4g.40gb@0", "1g.10gb@6", "2g.20gb@4"]),
-            rolls_back: false,
-            restores: false,
-            passed: Vec::new(),
+            ..ChangeRecord::default()
         }),
         failure: failure.map(|(attempts, second)| MigFailure {
             hash: HASH.to_owned(),
@@ -625,20 +634,32 @@ fn change_that_somebody_else_has_overtaken_is_no_change_any_more() {
     case.target = Some(target(&[("3g.40gb", 2)]));
     assert_eq!(case.decided(), "Applied Remember [3g.40gb@0 3g.40gb@4]");
     // What the change itself has left on its way is no other's.
-    let begun = begun(None).change.unwrap();
-    let back = ChangeRecord {
-        wanted: begun.before.clone(),
-        rolls_back: true,
-        passed: begun.clone().passed_before(&begun.before),
-        ..begun
-    };
-    assert_eq!(back.passed, layout(&["2g.20gb@4"]).instances);
     case.gpu = divided(&["4g.40gb@0", "2g.20gb@4"]);
+    let begun = begun(None).change.unwrap();
+    let back = begin(MigWorkKind::RollBack, begun.before.clone(), Some(&begun), &case.gpu);
+    assert_eq!(back.passed, layout(&["2g.20gb@4"]).instances);
     case.record.as_mut().unwrap().change = Some(back);
     case.target = None;
     assert_eq!(
         case.decided(),
         "Applying holds 2g.20gb@4 RollBack [4g.40gb@0 1g.10gb@4 1g.10gb@5 1g.10gb@6]"
+    );
+}
+
+#[test]
+fn gpu_stays_held_while_a_change_of_the_mode_goes_back_on_its_way() {
+    let on = begin(MigWorkKind::Apply, layout(&BEFORE), None, &undivided());
+    // MIG is on by now, and the first instance was refused. The next configuration wants no MIG.
+    let off = begin(MigWorkKind::Apply, GpuLayout::default(), Some(&on), &divided(&[]));
+    let mut case = Case::new(undivided(), LayoutTarget::Off).recorded(MigRecord {
+        change: Some(off),
+        ..MigRecord::default()
+    });
+    case.approved = true;
+    assert_eq!(
+        case.decided(),
+        "Applying holds GPU Apply off[]",
+        "this reading is from before the change"
     );
 }
 
@@ -652,9 +673,8 @@ fn layout_that_comes_back_half_is_tried_for_ever_and_offers_nothing() {
             hash: HASH.to_owned(),
             before: lost.clone(),
             wanted: lost,
-            rolls_back: false,
             restores: true,
-            passed: Vec::new(),
+            ..ChangeRecord::default()
         }),
         ..MigRecord::default()
     };

@@ -258,21 +258,8 @@ impl World {
             MigWorkKind::Forget => unreachable!("no decision asks for it"),
             _ if self.has_process => self.end(blocked("dcgm")),
             MigWorkKind::Apply | MigWorkKind::RollBack | MigWorkKind::Restore => {
-                let begun = record.change.clone();
-                let begun = begun.filter(|change| !change.is_overtaken(self.gpu.mig_state.as_ref().unwrap()));
-                let before = begun.as_ref().map(|change| change.before.clone());
-                let passed = begun.map(|begun| begun.passed_before(&work.layout));
-                let restores = work.kind == MigWorkKind::Restore;
-                let present = || self.gpu.mig_state.as_ref().unwrap().layout();
-                let first = || if restores { work.layout.clone() } else { present() };
-                let change = Some(ChangeRecord {
-                    hash: work.hash.clone(),
-                    before: before.unwrap_or_else(first),
-                    wanted: work.layout.clone(),
-                    rolls_back: work.kind == MigWorkKind::RollBack,
-                    restores,
-                    passed: passed.unwrap_or_default(),
-                });
+                let state = self.gpu.mig_state.as_ref().unwrap();
+                let change = Some(ChangeRecord::begin(&work, record.change.as_ref(), state));
                 if record.change == change {
                     self.call(&work);
                 } else {
