@@ -26,7 +26,7 @@ clusters="e2e e2e-agents e2e-removal e2e-mig"
 on_agents="contention:: evicted:: health:: inside_containers:: kills:: memory:: mps:: policy_hand_over:: rejected:: release:: startup_taint:: switching:: unhealthy_taint::"
 on_removal="dra:: staying_up::"
 # Those of another cluster: tests/e2e/mig.yaml.
-on_mig="mig_drain:: mig_layout::"
+on_mig="from_mig_manager:: mig_drain:: mig_layout::"
 
 on_cluster() { # TARGET [FILTER...]
   program "$1" --ignored --test-threads=1 "${@:2}"

@@ -33,8 +33,8 @@ pub struct DrainRules {
     )]
     pub grace_period: Option<String>,
 
-    /// Time in which the pods of a node must have gone, such as `15m`. After it the node gets everything back, and the
-    /// next attempt follows later. Default: 15m.
+    /// Time in which the pods of a node must have gone, such as `15m`. After it the attempt ends: pods keep what they
+    /// hold, the taint goes, and the next attempt follows later. Default: 15m.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(
         length(min = 2, max = 16),

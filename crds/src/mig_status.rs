@@ -114,6 +114,14 @@ impl MigPhase {
 }
 
 impl MigReason {
+    /// Returns true if what keeps a GPU from its layout goes by itself, or with pods and processes.
+    pub fn may_pass(self) -> bool {
+        matches!(
+            self,
+            Self::Unhealthy | Self::InUse | Self::MpsDaemon | Self::CannotEvict | Self::DrainTimedOut
+        )
+    }
+
     /// Returns the name in the API.
     pub fn as_str(self) -> &'static str {
         self.into()

@@ -27,7 +27,7 @@ use std::collections::BTreeMap;
     printcolumn(name = "Nodes Ready", type_ = "integer", json_path = ".status.nodes.ready"),
     printcolumn(name = "Ready", type_ = "string", json_path = ".status.conditions[?(@.type=='Ready')].status"),
     printcolumn(name = "Reason", type_ = "string", json_path = ".status.conditions[?(@.type=='Ready')].reason"),
-    printcolumn(name = "Waiting Node", type_ = "string", json_path = ".status.waiting[0].node", description = "First node where running pods delay a change of sharing; `kubectl gpunode status` shows all of them."),
+    printcolumn(name = "Waiting Node", type_ = "string", json_path = ".status.waiting[0].node", description = "First node where pods or processes delay a change of sharing or MIG; `kubectl gpunode status` shows all of them."),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
     printcolumn(name = "Message", type_ = "string", json_path = ".status.conditions[?(@.type=='Ready')].message", priority = 1),
     validation = Rule::new("size(self.metadata.name) <= 40")

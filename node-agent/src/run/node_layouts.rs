@@ -7,7 +7,7 @@ use crate::{
     mig::{executor::MigAttempts, record_file::MigRecords},
 };
 use gpunode_config::AgentConfig;
-use gpunode_crds::{MigPhase, MigStatus};
+use gpunode_crds::{MigPhase, MigReason, MigStatus};
 use gpunode_gpu::{
     AttemptHistory, AttemptResult, DeviceUse, FailedDrain, Fault, Gpu, Inventory, LayoutHolds, LayoutTarget,
     MigDecision, MigInputs, MigRecord, MigWork, MigWorkKind, UsedDevices, decide, forget,
@@ -224,7 +224,8 @@ impl NodeLayouts {
             if phase != MigPhase::Unsupported {
                 holds.laid_out.insert(gpu.clone());
             }
-            if matches!(phase, MigPhase::Blocked | MigPhase::Failed) {
+            let may_pass = decision.progress.reason.is_some_and(MigReason::may_pass);
+            if phase == MigPhase::Failed || (phase == MigPhase::Blocked && !may_pass) {
                 holds.stuck.insert(gpu.clone());
             }
         }
@@ -441,6 +442,20 @@ mod tests {
         let [change] = decide_at(&mut layouts, &hardware, true, 2).try_into().unwrap();
         assert_eq!(change.progress.phase, MigPhase::Failed);
         assert!(!layouts.are_finished(Some(&MigRecords::new())));
+    }
+
+    #[test]
+    fn gpu_is_stuck_once_a_person_has_to_act_and_not_while_a_program_is_on_it() {
+        let hardware = hardware();
+        for (reason, is_stuck) in [(MigReason::InUse, false), (MigReason::ModePending, true)] {
+            let mut layouts = layouts(&hardware);
+            decide_at(&mut layouts, &hardware, false, 0);
+            let message = "used".to_owned();
+            answer(&mut layouts, AttemptResult::Blocked { reason, message }, 1);
+            let [change] = decide_at(&mut layouts, &hardware, false, 1).try_into().unwrap();
+            assert_eq!(change.progress.phase, MigPhase::Blocked);
+            assert_eq!(!layouts.holds().stuck.is_empty(), is_stuck, "{reason:?}");
+        }
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The pods of a node as they were read for its drain.
 
 use crate::pods::PodName;
+use gpunode_crds::EvictablePods;
 use jiff::Timestamp;
 use std::collections::BTreeSet;
 
@@ -13,6 +14,18 @@ pub struct ReviewedPods {
     pub(crate) pods: BTreeSet<PodName>,
     /// Those that cannot be evicted or would come straight back, each with the reason.
     pub(crate) obstacles: Vec<String>,
-    /// Pods without devices that may be evicted.
+    /// Rules that select pods without devices that may be evicted.
+    pub(crate) rules: Vec<EvictablePods>,
+    /// Pods that they select.
     pub(crate) monitors: BTreeSet<PodName>,
+    /// Those that cannot be evicted or would come straight back, each with the reason.
+    pub(crate) monitor_obstacles: Vec<String>,
+}
+
+impl ReviewedPods {
+    /// Returns the pods that keep a drain from its end. The monitors count while a handle is open.
+    pub(crate) fn obstacles(&self, has_handles: bool) -> Vec<String> {
+        let monitors = self.monitor_obstacles.iter().filter(|_| has_handles);
+        self.obstacles.iter().chain(monitors).cloned().collect()
+    }
 }

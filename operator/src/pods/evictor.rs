@@ -10,7 +10,7 @@ use crate::{
 };
 use futures::future::join_all;
 use gpunode_crds::Reason;
-use gpunode_plan::PodEviction;
+use gpunode_plan::{EvictionCause, PodEviction};
 use k8s_openapi::{
     api::{
         core::v1::{ObjectReference, Pod},
@@ -24,6 +24,8 @@ use tokio::time::Instant;
 
 /// Pause until a node that changed is planned again.
 const PLAN_PAUSE: Duration = Duration::from_millis(100);
+/// Pause after a refused eviction of a drain; `kubectl drain` waits for 5 s.
+const DRAIN_PAUSE: Duration = Duration::from_secs(10);
 /// Evictions at a time, so that a slow answer about one pod does not hold up all others.
 const WORKERS: usize = 2;
 
@@ -80,9 +82,20 @@ pub async fn evict(context: &PodContext, key: &EvictionKey) -> WorkResult {
             tracing::debug!(%node, %pod, code = status.code, status.message, "the API server refused an eviction");
             let message = refused_text(node, &eviction, &status.message);
             context.announce(reference, node, Reason::EvictionRefused, message);
-            WorkResult::TooEarly
+            after_refusal(&eviction.cause)
         }
         Err(result) => result,
+    }
+}
+
+/// Returns when to try again after the API server refused an eviction.
+pub fn after_refusal(cause: &EvictionCause) -> WorkResult {
+    match cause {
+        EvictionCause::Broken { .. } => WorkResult::TooEarly,
+        // A drain has little time, and a budget lets one pod go after the other.
+        EvictionCause::Change { .. } | EvictionCause::OpenHandle { .. } => {
+            WorkResult::RetryAt(Instant::now() + DRAIN_PAUSE)
+        }
     }
 }
 

@@ -35,10 +35,13 @@ pub const NODES: [&str; 5] = [CPU, A100, MIXED, T4, V100];
 const SETTLE: Duration = Duration::from_mins(3);
 
 /// Labels and annotations that tests ask something of nodes with.
-const LABELS: [&str; 3] = [
+const LABELS: [&str; 6] = [
     "gpunode.dev/ignore",
     "gpunode.dev/release",
     "nvidia.com/gpu.deploy.device-plugin",
+    "nvidia.com/gpu.deploy.mig-manager",
+    "nvidia.com/mig.config",
+    "nvidia.com/mig.config.state",
 ];
 const ANNOTATIONS: [&str; 1] = ["gpunode.dev/recovered"];
 

@@ -2,9 +2,13 @@
 
 use crate::{Lab, eventually};
 use anyhow::{Context, Result, ensure};
-use gpunode_scenario::{DriverState, Gpu, Scenario, State, StateFile};
+use gpunode_scenario::{DriverState, Gpu, ReturnCode, Scenario, State, StateFile};
 use serde_json::Value;
-use std::{collections::BTreeMap, path::PathBuf, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::PathBuf,
+    time::Duration,
+};
 
 /// Node with two A100 of 80 GiB and a V100, in this order, label `pool=mig-a100`.
 pub const MIG_A100: &str = "mig-a100";
@@ -74,6 +78,44 @@ impl Lab {
             (compute.uuid.clone(), (compute.profile.name.clone(), instance.start))
         };
         Ok(gpu.mig_devices().map(device).collect())
+    }
+
+    /// Divides a GPU as another program would: profiles with their first memory slices. Gives its MIG devices, once they are
+    /// reported.
+    pub fn divide(&self, node: &str, index: usize, instances: &[(&str, u32)]) -> Result<MigDevices> {
+        let dir = self.driver_of(node)?;
+        let scenario = Scenario::load(&dir)?;
+        let mut gpus = scenario.gpus()?;
+        ensure!(index < gpus.len(), "{node} has {} GPUs", gpus.len());
+        let gpu = gpus.swap_remove(index);
+        let divided = DriverState::update_mig(&dir, &gpu, |mig| {
+            mig.set_mode(true);
+            for (name, start) in instances {
+                let mut profiles = gpu.board.mig_profiles().into_iter();
+                let profile = profiles
+                    .find(|profile| profile.name == *name)
+                    .ok_or(ReturnCode::NotFound)?;
+                let instance = mig.create_instance(gpu.board, &profile, Some(*start))?;
+                let mut kinds = profile.compute_profiles().into_iter();
+                let whole = kinds
+                    .find(|kind| kind.slices == profile.slices)
+                    .ok_or(ReturnCode::NotFound)?;
+                mig.create_compute_instance(&scenario, &gpu, instance, &whole, None)?;
+            }
+            Ok(())
+        })?;
+        ensure!(divided.is_ok(), "divide GPU {index} of {node}: {divided:?}");
+        let devices = self.mig_devices(node, index)?;
+        eventually(&format!("GPU {index} of {node} reports its MIG devices"), LIMIT, || {
+            let object = self.get(&["gpunode", node])?;
+            let reported = object["status"]["gpus"][index]["migDevices"].as_array();
+            let reported = reported.into_iter().flatten();
+            let reported: BTreeSet<&str> = reported.filter_map(|device| device["uuid"].as_str()).collect();
+            let present: BTreeSet<&str> = devices.keys().map(String::as_str).collect();
+            ensure!(reported == present, "it reports {reported:?}");
+            Ok(())
+        })?;
+        Ok(devices)
     }
 
     /// Progress of a GPU towards its layout, as the agent reports it; `null` without a layout.

@@ -211,9 +211,9 @@ impl Request {
                 if named.is_some_and(is_stale) {
                     return failure(409, "Conflict");
                 }
-                let changed = change(gpu_node, &changes);
+                let after = change(gpu_node, &changes);
                 approve(gpu_node);
-                (200, changed)
+                (200, after)
             }
             ("GET", path) if path == format!("/api/v1/nodes/{NAME}") => (
                 200,

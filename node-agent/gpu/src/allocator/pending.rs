@@ -160,7 +160,8 @@ fn describe(state: &AllocatorState, uuid: &str) -> PendingChange {
         device: uuid.to_owned(),
         message,
         pods: pods.into_iter().collect(),
-        switches: state.switches(uuid),
+        // One that comes is held by pods of somebody else.
+        switches: now.is_some() && state.switches(uuid),
     }
 }
 

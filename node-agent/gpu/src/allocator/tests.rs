@@ -230,6 +230,17 @@ fn while_pods_are_evicted_for_a_change_no_share_of_their_device_is_healthy() {
 }
 
 #[test]
+fn device_that_comes_while_pods_of_another_plugin_hold_it_does_not_switch() {
+    let held = [holding("theirs", "nvidia.com/gpu", &["GPU-0"])];
+    let elsewhere = "resources: [{name: a.b/gpu, sharing: {strategy: TimeSlicing, replicas: 2}}]";
+    let test = AllocatorTest::new(elsewhere, &held);
+    let pending = test.allocator.pending_changes();
+    assert_eq!(pending.len(), 1, "{pending:?}");
+    assert_eq!(pending[0].pods, ["team/theirs"]);
+    assert!(!pending[0].switches, "nobody may evict them: {pending:?}");
+}
+
+#[test]
 fn gpu_that_left_the_node_switches_to_nothing() {
     let held = [holding("a", "nvidia.com/gpu", &["GPU-0"])];
     let mut test = AllocatorTest::new("", &held);

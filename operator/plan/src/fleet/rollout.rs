@@ -19,11 +19,12 @@ pub struct PolicyRollout {
     done: usize,
     outside: usize,
     held: usize,
-    /// Pending nodes without a permit: by the number of the last refused write, then by name.
+    /// Pending nodes without a permit: by the number of their last turn, then by name. Nodes that have had none come first, so that
+    /// one that fails again and again holds up no other.
     pending: BTreeSet<(u64, String)>,
-    /// Number of the last refused write of a pending node.
-    refused: HashMap<String, u64>,
-    refusals: u64,
+    /// Number of a node's last turn, or refused write, in this rollout.
+    last_turns: HashMap<String, u64>,
+    turns: u64,
     /// True once nothing stops the rollout any more: nodes that were being written meanwhile need another plan.
     is_resumed: bool,
     /// Pending nodes that are written next.
@@ -45,10 +46,7 @@ impl PolicyRollout {
             Some(RolloutStage::Outside) => self.outside = self.outside.saturating_sub(1),
             Some(RolloutStage::Held) => self.held = self.held.saturating_sub(1),
             Some(RolloutStage::Done) => self.done = self.done.saturating_sub(1),
-            Some(RolloutStage::Pending) => {
-                self.remove_permit(node);
-                self.refused.remove(node);
-            }
+            Some(RolloutStage::Pending) => self.remove_permit(node),
             Some(RolloutStage::Stepping) => drop(self.stepping.remove(node)),
             Some(RolloutStage::Stopped(_)) => {
                 self.stopped.remove(node);
@@ -56,19 +54,24 @@ impl PolicyRollout {
             }
         }
         match stage {
-            None => return,
-            Some(RolloutStage::AwaitsAgent) => {}
+            None | Some(RolloutStage::AwaitsAgent) => {}
             Some(RolloutStage::Outside) => self.outside += 1,
             Some(RolloutStage::Held) => self.held += 1,
             Some(RolloutStage::Done) => self.done += 1,
-            Some(RolloutStage::Pending) => drop(self.pending.insert((0, node.to_owned()))),
-            Some(RolloutStage::Stepping) => drop(self.stepping.insert(node.to_owned())),
+            Some(RolloutStage::Pending) => drop(self.pending.insert((self.last_turn(node), node.to_owned()))),
+            Some(RolloutStage::Stepping) => {
+                self.note_turn(node);
+                self.stepping.insert(node.to_owned());
+            }
             Some(RolloutStage::Stopped(message)) => drop(self.stopped.insert(node.to_owned(), message.clone())),
         }
         self.stages.extend(stage.map(|stage| (node.to_owned(), stage.clone())));
+        if !self.is_under_way() {
+            self.last_turns.clear();
+        }
     }
 
-    /// Grants permits as far as the budget goes, by name, and takes back those beyond it. Returns the nodes with a new permit.
+    /// Grants permits as far as the budget goes, and takes back those beyond it. Returns the nodes with a new permit.
     pub fn advance(&mut self, pace: &RolloutPace) -> Vec<String> {
         let on_the_way = self.stepping.len() + self.writing.len();
         let free = if self.stopped.is_empty() {
@@ -80,7 +83,7 @@ impl PolicyRollout {
         while self.granted.len() > free
             && let Some(node) = self.granted.pop_last()
         {
-            self.pending.insert((self.refusal_of(&node), node));
+            self.pending.insert((self.last_turn(&node), node));
         }
         let resumed = std::mem::take(&mut self.is_resumed) && self.stopped.is_empty();
         let mut next: Vec<_> = if resumed {
@@ -100,7 +103,7 @@ impl PolicyRollout {
     /// Takes back the permits that no node has used, until the next [`PolicyRollout::advance`].
     pub fn take_back(&mut self) {
         while let Some(node) = self.granted.pop_first() {
-            self.pending.insert((self.refusal_of(&node), node));
+            self.pending.insert((self.last_turn(&node), node));
         }
     }
 
@@ -122,20 +125,24 @@ impl PolicyRollout {
     pub fn return_permit(&mut self, node: &str) {
         if self.stages.get(node) == Some(&RolloutStage::Pending) {
             self.remove_permit(node);
-            self.refusals += 1;
-            self.refused.insert(node.to_owned(), self.refusals);
-            self.pending.insert((self.refusals, node.to_owned()));
+            self.note_turn(node);
+            self.pending.insert((self.turns, node.to_owned()));
         }
     }
 
-    fn refusal_of(&self, node: &str) -> u64 {
-        self.refused.get(node).copied().unwrap_or_default()
+    fn note_turn(&mut self, node: &str) {
+        self.turns += 1;
+        self.last_turns.insert(node.to_owned(), self.turns);
+    }
+
+    fn last_turn(&self, node: &str) -> u64 {
+        self.last_turns.get(node).copied().unwrap_or_default()
     }
 
     fn remove_permit(&mut self, node: &str) {
         self.granted.remove(node);
         self.writing.remove(node);
-        self.pending.remove(&(self.refusal_of(node), node.to_owned()));
+        self.pending.remove(&(self.last_turn(node), node.to_owned()));
     }
 
     /// Returns `maxSurge` of the DaemonSet: the number of nodes on which a new agent may stand by beside the old one. Nodes

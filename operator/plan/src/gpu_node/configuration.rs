@@ -2,8 +2,8 @@
 
 use crate::{
     gpu_node::{
-        change::{GpuNodeChange, new_change, unused_second},
-        drain::{begun_drain, drain_stage, next_change},
+        change::{GpuNodeChange, unused_second},
+        drain::{approved_change, begun_drain, drain_stage, next_change},
         mig_progress::{blocked_gpus, has_phase},
         progress_messages::{mig_manager_is_there, unknown_fields, unreadable_version},
         requests::initial_requests,
@@ -16,8 +16,8 @@ use crate::{
 };
 use gpunode_config::CONFIG_VERSION;
 use gpunode_crds::{
-    ChangeState, Configuration, ConfigurationStep, GpuNode, GpuNodeSpec, GpuNodeStatus, MAX_FAILED_MESSAGE, MigPhase,
-    NodeWaiting, Reason,
+    Configuration, ConfigurationStep, GpuNode, GpuNodeSpec, GpuNodeStatus, MAX_FAILED_MESSAGE, MigPhase, NodeWaiting,
+    Reason,
 };
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{OwnerReference, Time};
@@ -129,7 +129,7 @@ pub fn configuration_change(
             let desired = desired_configuration(policy).filter(|_| configuration_obstacle(policy, context).is_none());
             match (desired, &gpu_node.spec.config) {
                 (None, _) if is_mig_managed(policy, node) => withdraw_change(gpu_node),
-                (None, _) => GpuNodeChange::None,
+                (None, _) => ended_drain(gpu_node),
                 (Some(desired), Some(current)) if desired == *current => {
                     step_change(gpu_node, policy, stage, is_permitted, context)
                 }
@@ -205,7 +205,7 @@ fn step_change(
                 .status()
                 .is_some_and(|status| has_phase(status, MigPhase::AwaitingApproval));
             let next = if is_free {
-                new_change(gpu_node, ChangeState::Approved, now)
+                approved_change(gpu_node, now)
             } else {
                 begun_drain(gpu_node, now)
             };
@@ -260,6 +260,14 @@ pub fn withdraw_change(gpu_node: &GpuNodeFacts) -> GpuNodeChange {
         step: gpu_node.step.clone(),
         change: None,
     }
+}
+
+/// Returns the change that ends a drain, which would withhold the GPUs for as long; none if there is none.
+pub fn ended_drain(gpu_node: &GpuNodeFacts) -> GpuNodeChange {
+    if gpu_node.preparation().is_none() {
+        return GpuNodeChange::None;
+    }
+    withdraw_change(gpu_node)
 }
 
 fn new_step(gpu_node: &GpuNodeFacts, policy: &Policy, now: Timestamp) -> ConfigurationStep {

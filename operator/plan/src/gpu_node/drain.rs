@@ -23,14 +23,14 @@ use crate::{
     },
     node_drain::evicted_after,
     pod_eviction::{EvictionCause, PodEviction},
-    pods::{PodName, is_mirror},
+    pods::{PodName, extended_resources, has_ended, is_mirror},
     reviewed_pods::ReviewedPods,
     taint::{Taint, TaintKey},
     time::whole_second,
 };
 use gpunode_crds::{
-    ChangeState, DisruptiveChange, DrainFailure, DrainRules, EvictablePods, GpuNodeStatus, MAX_DRAIN_MESSAGE, MigPhase,
-    MigReason, RECONFIGURING_TAINT, TaintEffect, named,
+    ChangeState, DisruptiveChange, DrainFailure, DrainRules, EvictablePods, GpuDevice, GpuNodeStatus,
+    MAX_DRAIN_MESSAGE, MigPhase, MigReason, RECONFIGURING_TAINT, TaintEffect, named,
 };
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::Pod;
@@ -49,8 +49,8 @@ pub enum DrainStage {
     Due,
     /// The last drain failed; the next one may begin at this moment.
     Postponed(Timestamp),
-    /// The pods have until this moment.
-    UnderWay(Timestamp),
+    /// The pods have until this moment; none once it is over.
+    UnderWay(Option<Timestamp>),
 }
 
 /// Returns the stage of a node's drain; none if nothing is to be drained. The node has the policy's configuration.
@@ -60,7 +60,8 @@ pub fn drain_stage(policy: &Policy, context: NodeContext<'_>) -> Option<DrainSta
         return None;
     }
     if let Some(prepared) = gpu_node.preparation() {
-        return Some(DrainStage::UnderWay(end_of(prepared, rules)));
+        let end = Some(end_of(prepared, rules));
+        return Some(DrainStage::UnderWay(end.filter(|end| *end > context.now)));
     }
     let need = DrainNeed::of(gpu_node.status()?);
     let is_needed = if gpu_node.unfinished_approval().is_some() {
@@ -71,7 +72,7 @@ pub fn drain_stage(policy: &Policy, context: NodeContext<'_>) -> Option<DrainSta
     if !is_needed {
         return None;
     }
-    let failed = gpu_node.failed_drain();
+    let failed = gpu_node.last_change().filter(|change| change.attempts > 0);
     let until = failed.map(|failed| later(failed.since.0, pause_after(failed.attempts)));
     // A time far ahead comes from a clock that was wrong.
     let until = until.filter(|until| *until > context.now && until.duration_since(context.now) <= LONGEST_PAUSE);
@@ -80,10 +81,19 @@ pub fn drain_stage(policy: &Policy, context: NodeContext<'_>) -> Option<DrainSta
 
 /// Returns the change that begins a drain.
 pub fn begun_drain(gpu_node: &GpuNodeFacts, now: Timestamp) -> Option<DisruptiveChange> {
-    let before = gpu_node.failed_drain().map_or(0, |failed| failed.attempts);
+    with_failed_drains(gpu_node, ChangeState::Prepare, now)
+}
+
+/// Returns the change that approves what is free on a node, whose pods may hold other devices that change. It keeps the number of
+/// drains that failed, and with it the pause before the next one.
+pub fn approved_change(gpu_node: &GpuNodeFacts, now: Timestamp) -> Option<DisruptiveChange> {
+    with_failed_drains(gpu_node, ChangeState::Approved, now)
+}
+
+fn with_failed_drains(gpu_node: &GpuNodeFacts, state: ChangeState, now: Timestamp) -> Option<DisruptiveChange> {
     Some(DisruptiveChange {
-        attempts: before,
-        ..new_change(gpu_node, ChangeState::Prepare, now)?
+        attempts: gpu_node.last_change().map_or(0, |change| change.attempts),
+        ..new_change(gpu_node, state, now)?
     })
 }
 
@@ -121,8 +131,9 @@ pub fn next_change(
             ..new_change(gpu_node, ChangeState::Failed, now)?
         })
     };
-    if let Some(review) = review_of(prepared, context).filter(|review| !review.obstacles.is_empty()) {
-        return Ok(failed(DrainFailure::CannotEvict, named(&review.obstacles, MAX_PODS)));
+    let obstacles = review_of(prepared, rules, context).map(|review| review.obstacles(need.has_handles));
+    if let Some(obstacles) = obstacles.filter(|obstacles| !obstacles.is_empty()) {
+        return Ok(failed(DrainFailure::CannotEvict, named(&obstacles, MAX_PODS)));
     }
     if end_of(prepared, rules) <= now {
         let pods: Vec<String> = need.pods.into_iter().collect();
@@ -148,13 +159,13 @@ pub struct DrainWork {
 /// withdrawn.
 pub fn drain_work(policy: &Policy, context: NodeContext<'_>) -> DrainWork {
     let mut work = DrainWork::default();
-    let Some(DrainStage::UnderWay(end)) = drain_stage(policy, context) else {
+    let Some(DrainStage::UnderWay(Some(_))) = drain_stage(policy, context) else {
         return work;
     };
     let (Some(rules), Some(gpu_node), Some(status)) = (&policy.drain, context.gpu_node, context.status()) else {
         return work;
     };
-    let Some(prepared) = gpu_node.preparation().filter(|_| context.now < end) else {
+    let Some(prepared) = gpu_node.preparation() else {
         return work;
     };
     let is_tainted = context
@@ -168,19 +179,21 @@ pub fn drain_work(policy: &Policy, context: NodeContext<'_>) -> DrainWork {
     let need = DrainNeed::of(status);
     let pods: BTreeSet<PodName> = need.pods.iter().filter_map(|pod| PodName::parse(pod)).collect();
     let since = whole_second(prepared.since.0);
-    let Some(review) = review_of(prepared, context).filter(|review| pods.is_subset(&review.pods)) else {
+    let resources: BTreeSet<String> = status.resources.iter().map(|resource| resource.name.clone()).collect();
+    let review = review_of(prepared, rules, context);
+    let Some(review) = review.filter(|review| pods.is_subset(&review.pods)) else {
         work.review = Some(PodReview {
             since,
             pods,
-            monitors: rules.evict.clone(),
+            resources,
+            rules: rules.evict.clone(),
         });
         return work;
     };
-    if !review.obstacles.is_empty() {
+    if !review.obstacles(need.has_handles).is_empty() {
         return work;
     }
     let grace_seconds = rules.grace_seconds();
-    let resources: BTreeSet<String> = status.resources.iter().map(|resource| resource.name.clone()).collect();
     let holders = pods.into_iter().map(|pod| {
         let resources = resources.clone();
         (pod, EvictionCause::Change { resources, since })
@@ -197,7 +210,13 @@ pub fn drain_work(policy: &Policy, context: NodeContext<'_>) -> DrainWork {
 /// Returns true if the node has, or is to get, the taint of nodes that are drained. It stays for the change that follows.
 pub fn wants_taint(policy: &Policy, has_taint: bool, begins: bool, context: NodeContext<'_>) -> bool {
     let stage = drain_stage(policy, context);
-    let is_changing = || context.gpu_node.is_some_and(|it| it.unfinished_approval().is_some());
+    // Neither a reboot nor a repair needs the taint.
+    let is_changing = || {
+        let phases = [MigPhase::AwaitingApproval, MigPhase::Applying];
+        let in_phase = |status| phases.into_iter().any(|phase| has_phase(status, phase));
+        let is_approved = context.gpu_node.is_some_and(|it| it.unfinished_approval().is_some());
+        is_approved && context.status().is_some_and(in_phase)
+    };
     match stage {
         Some(DrainStage::UnderWay(_)) => true,
         Some(DrainStage::Due) => begins,
@@ -221,30 +240,51 @@ pub struct PodReview {
     pub since: Timestamp,
     /// Pods on devices that switch.
     pods: BTreeSet<PodName>,
+    /// Resources of the node's agent.
+    resources: BTreeSet<String>,
     /// Selects pods without devices that may be evicted as well.
-    monitors: Vec<EvictablePods>,
+    rules: Vec<EvictablePods>,
 }
 
 impl PodReview {
-    /// Judges the pods of the node. One that is gone is no obstacle.
+    /// Judges the pods of the node. One that is gone, or ends, is no obstacle.
     pub fn judge(&self, all: &[Pod]) -> ReviewedPods {
+        let all = all
+            .iter()
+            .filter(|pod| pod.metadata.deletion_timestamp.is_none() && !has_ended(pod));
         let named = |pod: &Pod| PodName {
             namespace: pod.metadata.namespace.clone().unwrap_or_default(),
             name: pod.metadata.name.clone().unwrap_or_default(),
         };
-        let is_monitor = |pod: &Pod| self.monitors.iter().any(|rule| matches_pod(rule, pod));
-        let monitors = all.iter().filter(|pod| is_monitor(pod) && !is_mirror(pod)).map(named);
-        let obstacle = |pod: &Pod| {
-            let name = named(pod);
-            let why = obstacle(pod).filter(|_| self.pods.contains(&name))?;
-            Some(format!("{name} ({why})"))
-        };
-        ReviewedPods {
+        let mut review = ReviewedPods {
             since: self.since,
             pods: self.pods.clone(),
-            obstacles: all.iter().filter_map(obstacle).collect(),
-            monitors: monitors.filter(|name| !self.pods.contains(name)).collect(),
+            rules: self.rules.clone(),
+            obstacles: Vec::new(),
+            monitors: BTreeSet::new(),
+            monitor_obstacles: Vec::new(),
+        };
+        for pod in all {
+            let name = named(pod);
+            let described = |why| format!("{name} ({why})");
+            if self.pods.contains(&name) {
+                let why = obstacle(pod).or_else(|| self.foreign(pod));
+                review.obstacles.extend(why.map(described));
+            } else if self.rules.iter().any(|rule| matches_pod(rule, pod)) {
+                match obstacle(pod) {
+                    Some(why) => review.monitor_obstacles.push(described(why)),
+                    None => drop(review.monitors.insert(name)),
+                }
+            }
         }
+        review
+    }
+
+    /// Returns why a pod is none of the agent's; none if it requests one of its resources.
+    fn foreign(&self, pod: &Pod) -> Option<&'static str> {
+        let spec = pod.spec.as_ref();
+        let is_own = spec.is_some_and(|spec| extended_resources(spec).any(|name| self.resources.contains(name)));
+        (!is_own).then_some("it has the GPU through a claim or another plugin, and gpunode evicts no such pod")
     }
 }
 
@@ -292,7 +332,11 @@ impl DrainNeed {
     }
 
     fn of(status: &GpuNodeStatus) -> Self {
-        let switching = || status.waiting.iter().filter(|waiting| waiting.switches);
+        let hopeless = hopeless_devices(status);
+        let switching = || {
+            let switching = status.waiting.iter().filter(|waiting| waiting.switches);
+            switching.filter(|waiting| !hopeless.contains(waiting.device.as_str()))
+        };
         let is_stuck = |reasons: &[MigReason]| {
             status.gpus.iter().filter_map(|gpu| gpu.mig.as_ref()).any(|mig| {
                 let has_reason = mig.reason.is_some_and(|reason| reasons.contains(&reason));
@@ -309,6 +353,27 @@ impl DrainNeed {
                 || is_stuck(&[MigReason::MpsDaemon, MigReason::CannotEvict, MigReason::DrainTimedOut]),
         }
     }
+}
+
+/// Returns the devices of GPUs that do not change once their pods are gone: something else keeps them from their layout.
+fn hopeless_devices(status: &GpuNodeStatus) -> BTreeSet<&str> {
+    let is_hopeless = |gpu: &&GpuDevice| {
+        gpu.mig.as_ref().is_some_and(|mig| match mig.phase {
+            MigPhase::Blocked => mig.reason.is_some_and(|reason| !waits_for_programs(reason)),
+            MigPhase::Failed | MigPhase::RebootRequired | MigPhase::Unsupported => true,
+            _ => false,
+        })
+    };
+    let gpus = status.gpus.iter().filter(is_hopeless);
+    gpus.flat_map(|gpu| {
+        let parts = gpu.mig_devices.iter().map(|device| device.uuid.as_str());
+        parts.chain([gpu.uuid.as_str()])
+    })
+    .collect()
+}
+
+fn waits_for_programs(reason: MigReason) -> bool {
+    reason.may_pass() && reason != MigReason::Unhealthy
 }
 
 /// Returns true if no container can get a share of the devices that switch: the agent has withdrawn all of them, and the
@@ -332,10 +397,14 @@ fn is_withdrawn(status: &GpuNodeStatus, node: &NodeFacts) -> bool {
     })
 }
 
-/// Returns what was read of the node's pods since a drain began.
-fn review_of<'a>(prepared: &DisruptiveChange, context: NodeContext<'a>) -> Option<&'a ReviewedPods> {
+/// Returns what was read of the node's pods since a drain with these rules began.
+fn review_of<'a>(
+    prepared: &DisruptiveChange,
+    rules: &DrainRules,
+    context: NodeContext<'a>,
+) -> Option<&'a ReviewedPods> {
     let review = context.reviewed_pods?;
-    (review.since == whole_second(prepared.since.0)).then_some(review)
+    (review.since == whole_second(prepared.since.0) && review.rules == rules.evict).then_some(review)
 }
 
 fn end_of(prepared: &DisruptiveChange, rules: &DrainRules) -> Timestamp {

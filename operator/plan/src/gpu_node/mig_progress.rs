@@ -17,15 +17,6 @@ use crate::{
 };
 use gpunode_crds::{GpuDevice, GpuNodeStatus, MigPhase, MigReason, MigStatus, NodeWaiting, Reason};
 
-/// Causes of `Blocked` that go by themselves, or with pods and processes.
-const MAY_PASS: [MigReason; 5] = [
-    MigReason::Unhealthy,
-    MigReason::InUse,
-    MigReason::MpsDaemon,
-    MigReason::CannotEvict,
-    MigReason::DrainTimedOut,
-];
-
 fn gpus(status: &GpuNodeStatus) -> impl Iterator<Item = (&GpuDevice, &MigStatus)> {
     status.gpus.iter().filter_map(|gpu| Some((gpu, gpu.mig.as_ref()?)))
 }
@@ -84,7 +75,7 @@ pub fn blocked_gpus(context: NodeContext<'_>) -> impl Iterator<Item = NodeWaitin
 
 /// A cause that this version does not know may pass as well.
 fn may_pass(mig: &MigStatus) -> bool {
-    mig.reason.is_none_or(|reason| MAY_PASS.contains(&reason))
+    mig.reason.is_none_or(MigReason::may_pass)
 }
 
 fn problem(status: &GpuNodeStatus, is_of: impl Fn(&MigStatus) -> bool) -> Option<String> {

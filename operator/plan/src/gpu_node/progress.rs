@@ -48,7 +48,7 @@ pub fn outcome_in_force(
     match outcome_of(assigned, deadline, context) {
         (PolicyOutcome::Ready, None) => match drain_stage(governing, context) {
             Some(DrainStage::Due) => (PolicyOutcome::Updating, None),
-            Some(DrainStage::UnderWay(end)) => (PolicyOutcome::Updating, Some(end)),
+            Some(DrainStage::UnderWay(end)) => (PolicyOutcome::Updating, end),
             Some(DrainStage::Postponed(_)) | None => mig_outcome(deadline, context),
         },
         outcome => outcome,
@@ -122,23 +122,22 @@ pub fn rollout_stage(governing: &Policy, context: NodeContext<'_>) -> Option<(Ro
         return Some(stage);
     }
     let works = outcome == PolicyOutcome::Ready && !has_failed_gpu;
+    let awaits_approval = context
+        .status()
+        .is_some_and(|status| has_phase(status, MigPhase::AwaitingApproval));
     match drain_stage(governing, context).filter(|_| is_desired) {
-        Some(DrainStage::UnderWay(end)) => return Some((RolloutStage::Stepping, Some(end))),
+        Some(DrainStage::UnderWay(end)) => return Some((RolloutStage::Stepping, end)),
         Some(DrainStage::Due) if works => return Some((RolloutStage::Pending, None)),
-        Some(DrainStage::Postponed(until)) if works => return Some((RolloutStage::Done, Some(until))),
+        // A GPU that is free has not to wait for pods of another one.
+        Some(DrainStage::Postponed(until)) if works && !awaits_approval => {
+            return Some((RolloutStage::Done, Some(until)));
+        }
         Some(DrainStage::Due | DrainStage::Postponed(_)) | None => {}
     }
     let is_stepping = gpu_node.unfinished_step().is_some_and(|step| step.failed.is_none());
     // Maps the outcome to a stage, depending on a step under way.
     let stage = match outcome {
-        PolicyOutcome::Ready
-            if is_desired
-                && context
-                    .status()
-                    .is_some_and(|it| has_phase(it, MigPhase::AwaitingApproval)) =>
-        {
-            RolloutStage::Pending
-        }
+        PolicyOutcome::Ready if is_desired && awaits_approval => RolloutStage::Pending,
         PolicyOutcome::Ready if is_desired => match unapproved_change_ends(deadline, context) {
             Some(end) => return Some((RolloutStage::Stepping, Some(end))),
             None => RolloutStage::Done,

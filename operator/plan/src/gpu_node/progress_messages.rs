@@ -81,9 +81,12 @@ pub fn hand_over_pending(serving: &str, policy: &str, node: &str) -> String {
 /// The pods on devices that change did not end in time.
 pub fn pods_stayed(pods: &[String], timeout: SignedDuration) -> String {
     match pods {
-        [] => format!("processes or open handles stayed on what has to go for drain.timeout ({timeout:#})"),
+        [] => format!(
+            "programs stayed on what has to go for drain.timeout ({timeout:#}); the GPU's message names them: stop them, or name \
+             their pods in drain.evict"
+        ),
         pods => format!(
-            "{} did not end within drain.timeout ({timeout:#})",
+            "{} did not end within drain.timeout ({timeout:#}); see event EvictionRefused of the pods, and their grace periods",
             named(pods, MAX_PODS)
         ),
     }
@@ -91,7 +94,7 @@ pub fn pods_stayed(pods: &[String], timeout: SignedDuration) -> String {
 
 /// A drain failed; the next one begins at this moment.
 pub fn drain_failed(cause: &str, next: Timestamp) -> String {
-    format!("drain: {cause}; the GPUs are offered as before, and the next drain begins after {next:.0}")
+    format!("next attempt after {next:.0}; the last one failed: {cause}; pods keep what they hold")
 }
 
 /// The agent reports a resource that the scheduler does not see.

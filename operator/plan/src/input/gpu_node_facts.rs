@@ -132,10 +132,13 @@ impl GpuNodeFacts {
         self.change_in(ChangeState::Failed)
     }
 
+    /// Returns the last change for the configuration in the spec.
+    pub(crate) fn last_change(&self) -> Option<&DisruptiveChange> {
+        self.change.as_ref().filter(|change| !self.is_void(change))
+    }
+
     fn change_in(&self, state: ChangeState) -> Option<&DisruptiveChange> {
-        self.change
-            .as_ref()
-            .filter(|change| change.state == state && !self.is_void(change))
+        self.last_change().filter(|change| change.state == state)
     }
 
     /// Returns the start of the last change if the agent has finished it.

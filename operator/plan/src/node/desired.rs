@@ -5,7 +5,7 @@ use crate::{
     gpu_node::{
         change::GpuNodeChange,
         conditions::conditions_change,
-        configuration::{configuration_change, is_mig_managed, is_writable, needs_mps, waiting_devices},
+        configuration::{configuration_change, ended_drain, is_mig_managed, is_writable, needs_mps, waiting_devices},
         drain::{drain_work, reconfiguring_taint, wants_taint},
         gpu_refusal::gpu_refusal,
         mig_progress::has_phase,
@@ -353,8 +353,9 @@ impl<'a> DesiredNode<'a> {
             || claims.taints.changes(&record.taints).next().is_some();
         let new_record = claims.record_after(stale.record.clone());
         let patch = claims.node_patch(node, new_record.as_deref());
+        let kept = || gpu_node.map(ended_drain).unwrap_or_default();
         let change = if self.is_disputed() || self.kept_policy.is_some() {
-            GpuNodeChange::None
+            kept()
         } else {
             configuration_change(self.governing, context, self.stage.as_ref(), self.is_permitted)
         };
@@ -382,7 +383,7 @@ impl<'a> DesiredNode<'a> {
             status_patch: claims.status_patch(&stale, context).filter(|_| patch.is_none()),
             patch,
             gpu_node: if self.waits && change.gives_configuration() {
-                GpuNodeChange::None
+                kept()
             } else {
                 change
             },

@@ -4,7 +4,7 @@ use crate::{
     gpu_node::{
         change::GpuNodeChange,
         conditions::conditions_change,
-        configuration::{waiting_devices, withdraw_change},
+        configuration::{ended_drain, waiting_devices, withdraw_change},
         drain::reconfiguring_taint,
         gpu_refusal::gpu_refusal,
         progress::{outcome_in_force, rollout_stage},
@@ -37,11 +37,13 @@ use crate::{
 use gpunode_crds::{ConditionType, Reason, UNHEALTHY_TAINT};
 use std::collections::BTreeSet;
 
-/// Returns the plan for a node whose record is unreadable.
-pub fn held_by_record(error: &RecordError, matched: &[&Policy]) -> NodePlan {
-    held(matched, NodeHold::RecordUnreadable(error.to_string()), |message| {
-        PolicyOutcome::failed(Reason::RecordUnreadable, message)
-    })
+/// Returns the plan for a node whose record is unreadable, which ends a drain: whether its taint is there nobody knows.
+pub fn held_by_record(error: &RecordError, matched: &[&Policy], context: NodeContext<'_>) -> NodePlan {
+    let outcome = |message| PolicyOutcome::failed(Reason::RecordUnreadable, message);
+    NodePlan {
+        gpu_node: context.gpu_node.map(ended_drain).unwrap_or_default(),
+        ..held(matched, NodeHold::RecordUnreadable(error.to_string()), outcome)
+    }
 }
 
 fn held(matched: &[&Policy], hold: NodeHold, outcome: impl Fn(String) -> PolicyOutcome) -> NodePlan {

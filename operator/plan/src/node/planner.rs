@@ -2,7 +2,7 @@
 
 use crate::{
     fact_labels::gpu_labels,
-    gpu_node::{change::GpuNodeChange, configuration::withdraw_change, requests::requests_change},
+    gpu_node::{change::GpuNodeChange, configuration::ended_drain, requests::requests_change},
     input::{
         context::NodeContext,
         facts::NodeFacts,
@@ -73,7 +73,8 @@ fn plan_and_result(permit: RolloutPermit, policies: &PolicySet, context: NodeCon
     let (mut plan, after) = if is_ignored {
         let plan = NodePlan {
             hold: Some(NodeHold::Ignored),
-            gpu_node: ended_drain(context),
+            // It would withhold the GPUs for as long; nothing else is written there.
+            gpu_node: context.gpu_node.map(ended_drain).unwrap_or_default(),
             ..NodePlan::default()
         };
         (plan, context.node.clone())
@@ -99,12 +100,6 @@ fn plan_and_result(permit: RolloutPermit, policies: &PolicySet, context: NodeCon
         plan.conditions = None;
     }
     (plan, after)
-}
-
-/// Returns the end of a drain on an ignored node, which would withhold its GPUs for as long; nothing else is written there.
-fn ended_drain(context: NodeContext<'_>) -> GpuNodeChange {
-    let drained = context.gpu_node.filter(|gpu_node| gpu_node.preparation().is_some());
-    drained.map(withdraw_change).unwrap_or_default()
 }
 
 /// Adds the effect of each matching policy in mode Preview that `is_wanted`. `context` has the node as it is once the
@@ -157,7 +152,10 @@ fn plan_enforced(
     };
     let mut record = match NodeRecord::read(node.owned.as_deref()) {
         Ok(record) => record,
-        Err(error) => return (held_by_record(&error, &matching(&NodeRecord::default())), node.clone()),
+        Err(error) => {
+            let plan = held_by_record(&error, &matching(&NodeRecord::default()), context);
+            return (plan, node.clone());
+        }
     };
     // A paused policy that owns keys here holds the whole node.
     let is_paused = |policy: &&Policy| policy.mode == PolicyMode::Paused && record.policies.contains(&policy.name);

@@ -4,7 +4,9 @@ use crate::{
     governed::{configuration, down, plan_at, world as governed, written},
     world::{World, now, policy},
 };
-use gpunode_crds::{ChangeState, DisruptiveChange, DrainFailure, GpuNodePolicy, RECONFIGURING_TAINT};
+use gpunode_crds::{
+    ChangeState, DisruptiveChange, DrainFailure, GpuNodePolicy, MigPhase, MigReason, RECONFIGURING_TAINT, WaitingDevice,
+};
 use gpunode_plan::{
     EvictionCause, GpuNodeChange, NodeContext, NodePlan, PolicyOutcome, PolicySet, ReviewedPods, RolloutPermit,
     RolloutStage, evictions, plan_node_with_permit,
@@ -59,16 +61,12 @@ impl Drained {
             "index": 0, "uuid": "GPU-0", "product": "A100", "memoryMiB": 1,
             "mig": {"wanted": "1g.5gb:7", "observed": "off", "phase": phase, "reason": reason, "message": "m"},
         });
-        let waiting = json!({"device": "GPU-0", "message": "m", "pods": pods, "switches": true});
+        let waiting = waiting("GPU-0", pods);
         let resource = json!({"name": "nvidia.com/gpu", "capacity": 1, "allocatable": healthy, "registered": true,
             "devices": [{"device": "GPU-0", "shares": 1, "healthy": healthy}]});
         let status = self.status();
         status.gpus = vec![serde_json::from_value(gpu).unwrap()];
-        status.waiting = if pods.is_empty() {
-            vec![]
-        } else {
-            vec![serde_json::from_value(waiting).unwrap()]
-        };
+        status.waiting = if pods.is_empty() { vec![] } else { vec![waiting] };
         status.resources = vec![serde_json::from_value(resource).unwrap()];
     }
 
@@ -77,9 +75,13 @@ impl Drained {
     }
 
     fn plan(&self, permit: RolloutPermit, policy: &GpuNodePolicy, minutes: i64) -> NodePlan {
+        self.plan_all(permit, std::slice::from_ref(policy), minutes)
+    }
+
+    fn plan_all(&self, permit: RolloutPermit, policies: &[GpuNodePolicy], minutes: i64) -> NodePlan {
         let (facts, gpu_facts) = (self.world.facts(), self.world.gpu_facts());
         let context = NodeContext::new(&facts, gpu_facts.as_ref(), now() + SignedDuration::from_mins(minutes));
-        let set = PolicySet::new(std::slice::from_ref(policy));
+        let set = PolicySet::new(policies);
         plan_node_with_permit(permit, &set, context.reviewed(self.reviewed.as_ref()))
     }
 
@@ -141,8 +143,18 @@ impl Drained {
     }
 }
 
+fn waiting(device: &str, pods: &[&str]) -> WaitingDevice {
+    let waiting = json!({"device": device, "message": "m", "pods": pods, "switches": true});
+    serde_json::from_value(waiting).unwrap()
+}
+
+fn monitor() -> Value {
+    json!({"metadata": {"name": "dcgm-1", "namespace": "ops", "labels": {"app": "dcgm"}}, "spec": {"containers": []}})
+}
+
 fn pod(name: &str) -> Value {
-    json!({"metadata": {"name": name, "namespace": "ml"}, "spec": {"containers": []}})
+    let containers = json!([{"name": "main", "resources": {"limits": {"nvidia.com/gpu": "1"}}}]);
+    json!({"metadata": {"name": name, "namespace": "ml"}, "spec": {"containers": containers}})
 }
 
 /// A node whose drain has begun, with the devices withdrawn and the pods read.
@@ -304,8 +316,8 @@ fn pods_that_stay_get_their_devices_back_and_the_next_drain_waits_longer() {
     let message = failed.message.unwrap();
     assert_eq!(
         message,
-        "drain: ml/a did not end within drain.timeout (5m); the GPUs are offered as before, and the next drain begins after \
-         2026-01-01T00:15:00Z"
+        "next attempt after 2026-01-01T00:15:00Z; the last one failed: ml/a did not end within drain.timeout (5m); see event \
+         EvictionRefused of the pods, and their grace periods; pods keep what they hold"
     );
     node.report("Blocked/DrainTimedOut", &["ml/a"], 1);
     node.allocatable("1");
@@ -382,7 +394,7 @@ fn pod_that_got_a_share_before_it_was_withdrawn_is_read_before_it_is_evicted() {
 
 #[test]
 fn monitor_is_evicted_only_while_something_keeps_the_gpu_open() {
-    let monitor = json!({"metadata": {"name": "dcgm-1", "namespace": "ops", "labels": {"app": "dcgm"}}, "spec": {"containers": []}});
+    let monitor = monitor();
     let mut node = begun(&["ml/a"]);
     node.reviewed = None;
     let plan = node.step(1);
@@ -426,7 +438,7 @@ fn handle_that_only_the_driver_knows_turns_the_approval_into_a_drain() {
     );
     let plan = node.step(1);
     assert!(node.has_taint() && plan.drain_work.review.is_none());
-    let monitor = json!({"metadata": {"name": "dcgm-1", "namespace": "ops", "labels": {"app": "dcgm"}}, "spec": {"containers": []}});
+    let monitor = monitor();
     let plan = node.step(1);
     node.read_pods(&plan, &[monitor]);
     let plan = node.step(1);
@@ -500,4 +512,174 @@ fn drain_for_another_configuration_is_void() {
     assert_ne!(configuration(&other).hash, configuration(&evicting("")).hash);
     let plan = plan_at(RolloutPermit::Withheld, &node.world, &[other], 1);
     assert!(plan.patch.is_some(), "the taint goes");
+}
+
+/// Asserts that a plan ends the drain and evicts nobody.
+fn ends(node: &Drained, plan: &NodePlan, case: &str) {
+    assert!(
+        node.evicted(plan).is_empty() && plan.recheck.is_none_or(|at| at > now() + SignedDuration::from_mins(1)),
+        "{case}: {plan:?}"
+    );
+    let after = written(node.world.clone(), plan).gpu_node.unwrap();
+    assert_eq!(after.spec.change, None, "{case}");
+    assert_eq!(
+        after.spec.config,
+        node.world.gpu_node.as_ref().unwrap().spec.config,
+        "{case}: the configuration stays"
+    );
+}
+
+#[test]
+fn drain_ends_where_its_configuration_is_wanted_no_more_or_nobody_can_tell() {
+    let plugin = |name: &str, plugin: &str| {
+        policy(
+            name,
+            &format!("{{nodeSelector: {{}}, devicePlugin: {plugin}, drain: {{policy: Evict, timeout: 5m}}}}"),
+        )
+    };
+    let node = begun(&["ml/a"]);
+    for (case, policies) in [
+        ("edited, and another node's turn", vec![plugin("p", "{}")]),
+        ("invalid", vec![plugin("p", "{sharing: {unknown: 1}}")]),
+        (
+            "disputed",
+            vec![evicting(""), plugin("q", "{resourceName: example.com/gpu}")],
+        ),
+    ] {
+        let plan = node.plan_all(RolloutPermit::Withheld, &policies, 1);
+        ends(&node, &plan, case);
+        let mut after = Drained {
+            world: written(node.world.clone(), &plan),
+            reviewed: None,
+        };
+        let plan = after.plan_all(RolloutPermit::Withheld, &policies, 1);
+        json_patch::patch(&mut after.world.node, &plan.patch.unwrap()).unwrap();
+        assert!(!after.has_taint(), "{case}");
+    }
+    let mut older = begun(&["ml/a"]);
+    older.status().agent.as_mut().unwrap().config_versions = vec![0];
+    ends(
+        &older,
+        &older.plan(RolloutPermit::Withheld, &evicting(""), 1),
+        "an older agent",
+    );
+    let mut unreadable = begun(&["ml/a"]);
+    unreadable.world.node["metadata"]["annotations"]["gpunode.dev/owned"] = json!("{");
+    let plan = unreadable.plan(RolloutPermit::Withheld, &evicting(""), 9);
+    ends(&unreadable, &plan, "an unreadable record");
+}
+
+#[test]
+fn gpu_that_is_free_changes_while_pods_of_another_one_stay() {
+    let mut node = begun(&["ml/a"]);
+    node.step(5);
+    assert_eq!(node.state(), Some(ChangeState::Failed));
+    // The first GPU waits for its pods, the second one for its turn.
+    node.report("Blocked/DrainTimedOut", &["ml/a"], 1);
+    node.allocatable("1");
+    let mut free = node.status().gpus[0].clone();
+    free.uuid = "GPU-1".to_owned();
+    free.mig.as_mut().unwrap().phase = MigPhase::AwaitingApproval;
+    node.status().gpus.push(free);
+    let plan = node.carry_out(RolloutPermit::Granted, 6);
+    assert_eq!(plan.stage, Some(RolloutStage::Pending));
+    let approved = node.change().cloned().unwrap();
+    assert_eq!((approved.state, approved.attempts), (ChangeState::Approved, 1));
+    node.status().finished_change = Some(approved.since);
+    node.status().gpus.truncate(1);
+    node.step(6);
+    assert!(!node.has_taint());
+    let stage = |node: &Drained, minutes| node.plan(RolloutPermit::Granted, &evicting(""), minutes).stage;
+    assert_eq!(
+        stage(&node, 15),
+        Some(RolloutStage::Done),
+        "the next drain has its pause"
+    );
+    assert_eq!(stage(&node, 16), Some(RolloutStage::Pending));
+    node.carry_out(RolloutPermit::Granted, 16);
+    node.step(21);
+    assert_eq!(node.change().map(|change| change.attempts), Some(2));
+}
+
+#[test]
+fn pods_of_a_gpu_that_cannot_change_are_not_evicted() {
+    for phase in [
+        "Blocked/Unhealthy",
+        "Blocked/ModePending",
+        "Failed/DriverError",
+        "RebootRequired",
+    ] {
+        let mut node = Drained::new(&[]);
+        node.report(phase, &["ml/a"], 1);
+        let plan = node.plan(RolloutPermit::Granted, &evicting(""), 0);
+        assert!(
+            !matches!(plan.gpu_node, GpuNodeChange::Step { change: Some(_), .. }),
+            "{phase}: {plan:?}"
+        );
+    }
+    let mut node = begun(&["ml/a", "ml/b"]);
+    let mut broken = node.status().gpus[0].clone();
+    broken.uuid = "GPU-1".to_owned();
+    let mig = broken.mig.as_mut().unwrap();
+    (mig.phase, mig.reason) = (MigPhase::Blocked, Some(MigReason::Unhealthy));
+    node.status().gpus.push(broken);
+    node.status().waiting = vec![waiting("GPU-0", &["ml/a"]), waiting("GPU-1", &["ml/b"])];
+    let plan = node.step(1);
+    assert_eq!(node.evicted(&plan), ["ml/a"]);
+}
+
+#[test]
+fn taint_goes_once_the_node_needs_a_repair_or_a_reboot() {
+    for phase in ["Failed/DriverError", "RebootRequired", "Blocked/ModePending"] {
+        let mut node = begun(&["ml/a"]);
+        node.report("AwaitingApproval", &[], 0);
+        node.step(2);
+        node.report("Applying", &[], 0);
+        node.step(2);
+        assert!(node.has_taint(), "{phase}");
+        node.report(phase, &[], 0);
+        node.step(3);
+        node.step(3);
+        assert!(!node.has_taint(), "{phase}");
+    }
+}
+
+#[test]
+fn monitor_that_would_come_straight_back_fails_the_drain_while_its_handle_is_open() {
+    let mut daemon = monitor();
+    daemon["metadata"]["ownerReferences"] =
+        json!([{"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "dcgm", "uid": "u", "controller": true}]);
+    daemon["spec"]["tolerations"] = json!([{"operator": "Exists"}]);
+    let mut node = begun(&["ml/a"]);
+    node.reviewed = None;
+    let plan = node.step(1);
+    node.read_pods(&plan, &[pod("a"), daemon]);
+    let plan = node.step(1);
+    assert_eq!(node.evicted(&plan), ["ml/a"], "no handle is known");
+    node.report("Blocked/InUse", &[], 0);
+    let plan = node.step(2);
+    assert!(node.evicted(&plan).is_empty());
+    let failed = node.change().unwrap();
+    assert_eq!(
+        (failed.state, failed.reason),
+        (ChangeState::Failed, Some(DrainFailure::CannotEvict))
+    );
+    let message = failed.message.as_deref().unwrap();
+    assert!(message.contains("ops/dcgm-1 (its DaemonSet tolerates"), "{message}");
+}
+
+#[test]
+fn other_rules_for_monitors_hold_for_a_drain_under_way() {
+    let mut node = begun(&["ml/a"]);
+    node.reviewed = None;
+    let plan = node.step(1);
+    node.read_pods(&plan, &[pod("a"), monitor()]);
+    node.report("Blocked/InUse", &[], 0);
+    let mut edited = evicting("");
+    edited.spec.drain.as_mut().unwrap().evict.clear();
+    let plan = node.plan(RolloutPermit::Withheld, &edited, 1);
+    assert!(
+        node.evicted(&plan).is_empty() && plan.drain_work.review.is_some(),
+        "{plan:?}"
+    );
 }

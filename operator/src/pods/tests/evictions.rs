@@ -1,6 +1,11 @@
 //! Evictions.
 
-use super::{evictor::evict, *};
+use super::{
+    evictor::{after_refusal, evict},
+    *,
+};
+use gpunode_plan::EvictionCause;
+use std::collections::BTreeSet;
 
 const EVICTS: &str = "{nodeSelector: {}, evictPods: true}";
 const UNHEALTHY: &str = "
@@ -83,6 +88,22 @@ async fn budget_is_respected_and_an_event_says_what_the_eviction_waits_for() {
         scene.pod_events().first(),
         Some(&("EvictionRefused".to_owned(), message.to_owned()))
     );
+}
+
+#[tokio::test(start_paused = true)]
+async fn budget_lets_the_pods_of_a_drain_go_one_after_the_other_within_its_time() {
+    let since = "2026-01-01T10:00:00Z".parse().unwrap();
+    let of_drain = [
+        EvictionCause::OpenHandle { since },
+        EvictionCause::Change {
+            resources: BTreeSet::new(),
+            since,
+        },
+    ];
+    for cause in of_drain {
+        let soon = WorkResult::RetryAt(Instant::now() + Duration::from_secs(10));
+        assert_eq!(after_refusal(&cause), soon);
+    }
 }
 
 #[tokio::test(start_paused = true)]

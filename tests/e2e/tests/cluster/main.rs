@@ -11,6 +11,7 @@ mod dra;
 mod evicted;
 mod eviction;
 mod faults;
+mod from_mig_manager;
 mod gitops;
 mod health;
 mod inside_containers;

@@ -63,6 +63,26 @@ fn refused_node_lets_the_others_go_first() {
 }
 
 #[test]
+fn node_that_needs_another_turn_comes_after_the_others() {
+    let mut rollout = pending(3);
+    for name in ["gpu-0", "gpu-1", "gpu-2", "gpu-0"] {
+        assert_eq!(rollout.advance(&pace("1")), [name]);
+        rollout.use_permit(name);
+        rollout.put(name, Some(&RolloutStage::Stepping));
+        // Its drain has failed, and the next one is due.
+        rollout.put(name, Some(&RolloutStage::Done));
+        rollout.put(name, Some(&RolloutStage::Pending));
+    }
+    for name in ["gpu-0", "gpu-1", "gpu-2"] {
+        rollout.put(name, Some(&RolloutStage::Done));
+    }
+    for name in ["gpu-2", "gpu-0"] {
+        rollout.put(name, Some(&RolloutStage::Pending));
+    }
+    assert_eq!(rollout.advance(&pace("1")), ["gpu-0"], "another rollout begins anew");
+}
+
+#[test]
 fn node_that_is_refused_for_good_holds_no_other_up() {
     let mut rollout = pending(3);
     for name in ["gpu-0", "gpu-1", "gpu-2"] {

@@ -2,8 +2,8 @@ use super::*;
 use serde_json::{Value, json};
 
 fn pod(name: &str, more: &Value) -> Pod {
-    let mut pod =
-        json!({"metadata": {"name": name, "namespace": "ml", "labels": {"app": name}}, "spec": {"containers": []}});
+    let mut pod = json!({"metadata": {"name": name, "namespace": "ml", "labels": {"app": name}}, "spec": {"containers": [
+            {"name": "main", "resources": {"limits": {"nvidia.com/gpu": "1"}}}]}});
     json_patch::merge(&mut pod, more);
     serde_json::from_value(pod).unwrap()
 }
@@ -25,7 +25,8 @@ fn review(pods: &[&str]) -> PodReview {
     PodReview {
         since: Timestamp::UNIX_EPOCH,
         pods: pods.iter().filter_map(|pod| PodName::parse(pod)).collect(),
-        monitors: rules.evict,
+        resources: ["nvidia.com/gpu".to_owned()].into(),
+        rules: rules.evict,
     }
 }
 
@@ -62,12 +63,29 @@ fn review_names_obstacles_among_the_holders_alone_and_finds_the_monitors() {
     let pods = [pod("train", &json!({})), pod("dcgm", &daemon), pod("sidecar", &daemon)];
     let read = review(&["ml/train", "ml/gone"]).judge(&pods);
     assert!(read.obstacles.is_empty(), "{read:?}");
+    assert_eq!(
+        read.monitor_obstacles,
+        ["ml/dcgm (its DaemonSet tolerates the taint and would replace it at once)"]
+    );
+    assert!(read.monitors.is_empty(), "{read:?}");
+    let read = review(&["ml/train"]).judge(&[pod("dcgm", &json!({})), pod("train", &json!({}))]);
     let monitors: Vec<String> = read.monitors.iter().map(ToString::to_string).collect();
     assert_eq!(monitors, ["ml/dcgm"]);
     let read = review(&["ml/sidecar"]).judge(&pods);
     assert_eq!(
         read.obstacles,
         ["ml/sidecar (its DaemonSet tolerates the taint and would replace it at once)"]
+    );
+    let ending = pod(
+        "sidecar",
+        &json!({"metadata": {"ownerReferences": owned_by("DaemonSet"), "deletionTimestamp": "2026-01-01T00:00:00Z"},
+            "spec": {"tolerations": [{"operator": "Exists"}]}}),
+    );
+    assert!(review(&["ml/sidecar"]).judge(&[ending]).obstacles.is_empty());
+    let claiming = pod("claims", &json!({"spec": {"containers": []}}));
+    assert_eq!(
+        review(&["ml/claims"]).judge(&[claiming]).obstacles,
+        ["ml/claims (it has the GPU through a claim or another plugin, and gpunode evicts no such pod)"]
     );
 }
 
