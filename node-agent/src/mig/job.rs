@@ -117,7 +117,9 @@ impl MigJob {
             None => AttemptResult::Clear,
             Some(names) => AttemptResult::Blocked {
                 reason: MigReason::InUse,
-                message: format!("still used by {names}; end it, or the pod that it belongs to"),
+                message: format!(
+                    "still used by {names}; end it, stop its pod, or name the pod in drain.evict of the policy"
+                ),
             },
         })
     }
@@ -237,7 +239,8 @@ impl MigJob {
                     .to_owned()
             }
             None => {
-                "gpunode finds no process of this node on it: a monitor such as DCGM may keep a handle open; restart it"
+                "gpunode finds no process of this node on it: a monitor such as DCGM may keep a handle open; stop it until \
+                 the GPU has its layout"
                     .to_owned()
             }
         };

@@ -16,9 +16,9 @@ const PLAN_EXIT_CODES: &str = "Exit codes:
   0  the change disrupts no running pod and meets no obstacle
   1  a policy is invalid, the cluster or a file cannot be read, or an argument is
      wrong
-  2  the change disrupts running pods (a taint evicts them, or a device that they
-     hold changes or loses its plugin), or it meets an obstacle (a conflict, or a
-     node that would fail and stop the rollout)";
+  2  the change disrupts running pods (a taint or `drain` evicts them, or a device
+     that they hold changes or loses its plugin), or it meets an obstacle (a
+     conflict, or a node that would fail and stop the rollout)";
 
 const EXPLAIN_EXIT_CODES: &str = "Exit codes:
   0  the node is explained
@@ -402,7 +402,8 @@ pub struct ImportMigPartedArgs {
     /// Import only this configuration
     #[arg(long, value_name = "NAME")]
     pub config: Option<String>,
-    /// Label of the nodes to select instead of nvidia.com/mig.config; can be repeated, and a node needs all of them
+    /// With --config: label of the nodes to select instead of nvidia.com/mig.config; can be repeated, and a node needs all
+    /// of them
     #[arg(long, value_name = "KEY=VALUE", value_delimiter = ',', value_parser = label)]
     pub node_selector: Vec<(String, String)>,
     /// MIG strategy of the policies

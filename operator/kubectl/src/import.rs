@@ -41,7 +41,14 @@ fn mig_parted(args: &ImportMigPartedArgs) -> anyhow::Result<String> {
         );
     }
     match args.output {
-        ImportOutput::Policy => policies::policies(&layouts, args.strategy, &args.node_selector),
+        ImportOutput::Policy => {
+            anyhow::ensure!(
+                args.node_selector.is_empty() || layouts.len() <= 1,
+                "import {name}: choose one of its configurations with --config for --node-selector; several policies for the same \
+                 nodes are a conflict"
+            );
+            policies::policies(&layouts, args.strategy, &args.node_selector)
+        }
         ImportOutput::Layout => {
             let mut layouts = layouts.iter();
             match (layouts.next(), layouts.next()) {

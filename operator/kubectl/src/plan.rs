@@ -8,6 +8,7 @@
 //! | `forecast` | counts what a new configuration makes of a node's devices |
 //! | `layout_forecast` | names the MIG instances that go and come, and what delays or prevents that |
 //! | `disruption` | finds the changes that disrupt running pods |
+//! | `drain_forecast` | finds the pods that the policy's drain evicts for a change of GPUs |
 //! | `eviction` | finds the pods that a taint evicts |
 //! | `change` | one change of a node |
 //! | `text` | prints the plan as a diff per node |
@@ -15,6 +16,7 @@
 mod change;
 mod difference;
 mod disruption;
+mod drain_forecast;
 mod eviction;
 mod forecast;
 mod layout_forecast;

@@ -159,7 +159,10 @@ fn unread(target: Option<&LayoutTarget>, is_changing: bool) -> MigDecision {
             observed: "unknown".to_owned(),
             phase: MigPhase::Blocked,
             reason: Some(MigReason::DriverError),
-            message: Some(format!("the driver does not tell the MIG instances of the GPU, {what}")),
+            message: Some(format!(
+                "the driver does not tell the MIG instances of the GPU, {what}; see the kernel log of the node, and reboot it if this \
+                 stays"
+            )),
             ..MigStatus::default()
         },
         ..MigDecision::default()
@@ -368,7 +371,7 @@ impl GpuCase<'_> {
             return stuck;
         }
         let message = format!(
-            "waits for the operator's approval; then, instead of the change under way: {}; that change: {}",
+            "waits for the node's turn; then, instead of the change under way: {}; that change: {}",
             self.next_text(other),
             message.as_deref().unwrap_or_default()
         );
@@ -522,7 +525,7 @@ impl GpuCase<'_> {
             }
             Some((AttemptResult::Clear, _)) => {
                 let message = format!(
-                    "waits for the operator's approval, within rollout.maxUnavailable of the policy; then: {}",
+                    "waits for the node's turn in rollout.maxUnavailable of the policy; then: {}",
                     self.next_text(&layout)
                 );
                 self.decision(hold, MigPhase::AwaitingApproval, None, message)
@@ -696,7 +699,7 @@ impl GpuCase<'_> {
     }
 
     fn unhealthy(&self, hold: DeviceHold, fault: &str) -> MigDecision {
-        let message = format!("the GPU has a fault, and only a healthy GPU is divided: {fault}");
+        let message = format!("repair the GPU first, only a healthy GPU is divided: {fault}");
         self.blocked(hold, MigReason::Unhealthy, message)
     }
 
@@ -716,13 +719,13 @@ impl GpuCase<'_> {
         let MigFailure { attempts, message, .. } = failure;
         let message = if failure.rolled_back {
             format!(
-                "the GPU has its layout from before again, after {attempts} attempts: {message}; a change of the \
-                     configuration starts anew"
+                "the GPU has its layout from before again, after {attempts} attempts: {message}; repair the GPU, or change \
+                 devicePlugin in the policy, to try again"
             )
         } else if *attempts >= MAX_ATTEMPTS {
             format!("goes back to the layout from before, after {attempts} attempts: {message}")
         } else {
-            message.clone()
+            format!("{message}; attempt {attempts} of {MAX_ATTEMPTS}, the next one follows")
         };
         let mut decision = self.driver_error(hold, message);
         decision.progress.attempts = *attempts;

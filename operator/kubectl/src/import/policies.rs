@@ -32,7 +32,7 @@ pub fn policies(
             anyhow::ensure!(
                 is_name_part(configuration),
                 "import configuration `{configuration}`: its name cannot be the value of the label {MIG_CONFIG_LABEL}, so no \
-                 node can have it; select nodes with --node-selector"
+                 node can have it; import it alone, with --config and --node-selector"
             );
             BTreeMap::from([(MIG_CONFIG_LABEL.to_owned(), configuration.clone())])
         } else {

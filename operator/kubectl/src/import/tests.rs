@@ -106,16 +106,19 @@ fn each_configuration_becomes_a_policy_for_the_nodes_that_have_it() {
 #[test]
 fn imported_policies_are_valid() {
     let kinds = KnownKinds::new().expect("generated schemas");
-    let contents = imported(FILE, &["--node-selector", "pool=mig"]).expect("policies");
-    let reports = kinds.validate(&SourceText {
-        name: "-".to_owned(),
-        contents,
-    });
-    let results: Vec<_> = reports
-        .iter()
-        .map(|report| (report.result, report.problems.clone()))
-        .collect();
-    assert_eq!(results, vec![(ValidationResult::Valid, Vec::new()); 3]);
+    let valid = |text: &str, arguments: &[&str], count: usize| {
+        let reports = kinds.validate(&SourceText {
+            name: "-".to_owned(),
+            contents: imported(text, arguments).expect("policies"),
+        });
+        let results: Vec<_> = reports
+            .iter()
+            .map(|report| (report.result, report.problems.clone()))
+            .collect();
+        assert_eq!(results, vec![(ValidationResult::Valid, Vec::new()); count]);
+    };
+    valid(&FILE.replace("Half_And Half", "Half_And.Half"), &[], 3);
+    valid(FILE, &["--config", "Half_And Half", "--node-selector", "pool=mig"], 1);
 }
 
 #[test]
@@ -168,7 +171,12 @@ fn refusals_say_what_to_do() {
     assert_eq!(
         refused(FILE, &[]),
         "import configuration `Half_And Half`: its name cannot be the value of the label nvidia.com/mig.config, so no node can \
-         have it; select nodes with --node-selector"
+         have it; import it alone, with --config and --node-selector"
+    );
+    assert_eq!(
+        refused(FILE, &["--node-selector", "pool=mig"]),
+        "import FILE: choose one of its configurations with --config for --node-selector; several policies for the same nodes are \
+         a conflict"
     );
     assert_eq!(
         refused(FILE, &["--config", "half"]),
@@ -190,14 +198,16 @@ fn refusals_say_what_to_do() {
 fn names_that_become_the_same_are_told_apart() {
     let entry = "[{devices: all, mig-enabled: false}]";
     let long = "x".repeat(60);
-    let text = format!(
-        "version: v1\nmig-configs: {{a_b: {entry}, A-B: {entry}, {long}1: {entry}, {long}2: {entry}, -.-: {entry}}}\n"
-    );
-    let policies = imported(&text, &["--node-selector", "a=b"]).expect("policies");
-    let names: Vec<&str> = policies
-        .lines()
-        .filter_map(|line| line.strip_prefix("  name: "))
-        .collect();
+    let names = |configurations: &[&str], arguments: &[&str]| {
+        let entries: Vec<String> = configurations.iter().map(|name| format!("{name}: {entry}")).collect();
+        let text = format!("version: v1\nmig-configs: {{{}}}\n", entries.join(", "));
+        let policies = imported(&text, arguments).expect("policies");
+        let names = policies.lines().filter_map(|line| line.strip_prefix("  name: "));
+        names.map(str::to_owned).collect::<Vec<_>>()
+    };
     let (first, second) = ("x".repeat(40), "x".repeat(38) + "-2");
-    assert_eq!(names, ["mig", "a-b", "a-b-2", &first, &second]);
+    let configurations = ["a_b", "A-B", &format!("{long}1"), &format!("{long}2")];
+    assert_eq!(names(&configurations, &[]), ["a-b", "a-b-2", &first, &second]);
+    // The only configuration of its file needs no name.
+    assert_eq!(names(&["-.-"], &["--node-selector", "a=b"]), ["mig"]);
 }

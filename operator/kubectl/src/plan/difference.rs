@@ -3,6 +3,7 @@
 use super::{
     change::{ChangeAction, ChangeSubject, PlannedChange},
     disruption::disruptions,
+    drain_forecast::{DrainChange, drain_forecast},
     eviction::{EvictedPod, evicted, may_evict},
     forecast::{self, DeviceForecast, ResourceForecast},
     layout_forecast::LayoutForecast,
@@ -25,7 +26,7 @@ use std::collections::{BTreeMap, BTreeSet};
 pub struct ClusterPlan {
     /// The policies of the files, by name, then the deleted ones.
     pub policies: Vec<PlannedPolicy>,
-    /// Every node that would change or has an obstacle, by name.
+    /// Every node that would change, has an obstacle or whose pods are evicted, by name.
     pub nodes: Vec<PlannedNode>,
     /// Nodes that would stay as they are.
     pub unchanged: usize,
@@ -74,6 +75,9 @@ pub struct PlannedNode {
     /// Pods that new taints evict, where the pods of the node are known.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub evicted: Vec<EvictedPod>,
+    /// Pods that the policy's drain evicts, as `NAMESPACE/NAME`.
+    #[serde(skip_serializing_if = "BTreeSet::is_empty")]
+    pub drained: BTreeSet<String>,
 }
 
 impl ClusterPlan {
@@ -115,7 +119,8 @@ impl ClusterPlan {
             nodes.push(change(&live, &before, &after, &cluster.pods));
         }
         let all = nodes.len();
-        nodes.retain(|node| !node.changes.is_empty() || !node.obstacles.is_empty());
+        // Without a change, pods are evicted for one that waits for them already.
+        nodes.retain(|node| !node.changes.is_empty() || !node.obstacles.is_empty() || !node.disruptions.is_empty());
         nodes.sort_by(|a, b| a.name.cmp(&b.name));
         let facts: Vec<(NodeFacts, Option<GpuNodeFacts>)> = if applied.keys().all(|name| matched.contains_key(name)) {
             Vec::new()
@@ -178,10 +183,6 @@ impl ClusterPlan {
     }
 }
 
-/// Consequence of `drain: {policy: Evict}` for pods on devices that change.
-const EVICTS: &str = "the policy has drain.policy Evict: at the turn of the node these pods are evicted, within their \
-                      PodDisruptionBudgets and drain.timeout";
-
 fn enforce(mut policy: GpuNodePolicy) -> GpuNodePolicy {
     if policy.spec.mode() == PolicyMode::Preview {
         policy.spec.mode = Some(PolicyMode::Enforce);
@@ -207,13 +208,20 @@ fn change(live: &SimulatedNode, before: &SimulatedNode, after: &SimulatedNode, p
         .as_ref()
         .filter(|blocked| before.blocked.as_ref() != Some(*blocked));
     let name = after.name();
-    let is_held = !effect.waiting.is_empty() || effect.layouts.iter().any(|layout| !layout.held_by.is_empty());
-    let drain = (after.drains && is_held).then(|| EVICTS.to_owned());
+    let rules = DrainChange {
+        before: before.drain.as_ref(),
+        after: after.drain.as_ref(),
+    };
+    let status = live.gpu_node().and_then(|gpu_node| gpu_node.status.as_ref());
+    let drain = drain_forecast(rules, status, effect.held_by, !effect.layouts.is_empty());
     let evicted = pods.of(&name).map(|pods| evicted(&changes, pods));
+    let mut disruptions = disruptions(&changes, effect.waiting, live.gpu_node(), evicted.as_deref());
+    disruptions.extend(drain.disruptions);
     PlannedNode {
         name,
-        disruptions: disruptions(&changes, effect.waiting, live.gpu_node(), evicted.as_deref()),
+        disruptions,
         evicted: evicted.unwrap_or_default(),
+        drained: drain.pods,
         changes,
         obstacles: after
             .obstacles
@@ -229,7 +237,7 @@ fn change(live: &SimulatedNode, before: &SimulatedNode, after: &SimulatedNode, p
             .difference(&before.meanwhile)
             .cloned()
             .chain(effect.notes)
-            .chain(drain)
+            .chain(drain.notes)
             .collect(),
     }
 }

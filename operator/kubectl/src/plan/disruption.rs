@@ -4,6 +4,8 @@
 //! - A device that containers hold gets another resource, sharing or id: it stays as it is until they end, and pods that
 //!   request the new resource wait until then.
 //! - The device plugin is removed from the node while containers hold devices: nothing counts those devices any more.
+//!
+//! Evictions by the policy's drain come on top: see `drain_forecast`.
 
 use super::{
     change::{ChangeAction, ChangeSubject, PlannedChange},

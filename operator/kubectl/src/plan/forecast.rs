@@ -62,6 +62,8 @@ pub struct DeviceForecast {
     pub notes: Vec<String>,
     /// Held devices that stay unchanged until their pods end.
     pub waiting: Vec<String>,
+    /// Pods on devices that change, MIG included, as `NAMESPACE/NAME`.
+    pub held_by: BTreeSet<String>,
     /// Obstacles: the agent would reject the configuration, could not advertise all of it, or would advertise nothing.
     pub obstacles: Vec<String>,
 }
@@ -120,12 +122,15 @@ pub fn forecast(before: Option<&GpuNode>, after: Option<&GpuNode>) -> DeviceFore
         let count = plural(now.devices.len(), "device", "devices");
         obstacles.push(format!("the node would no longer advertise any device (now {count})"));
     }
+    let (waiting, mut held_by) = waiting(status, &now, &unchanged);
+    held_by.extend(layouts.changes.iter().flat_map(|layout| layout.held_by.iter().cloned()));
     DeviceForecast {
         offers: resource_forecasts(&config, &now, &then, status),
         layouts: layouts.changes,
         notes: missing.into_iter().chain(layouts.notes).collect(),
-        // Pods on instances that go delay the change; they are no reason to call it disruptive.
-        waiting: waiting(status, &now, &unchanged),
+        // Pods on instances that go delay the change; unless they are evicted, that is no reason to call it disruptive.
+        waiting,
+        held_by,
         obstacles,
     }
 }
@@ -240,8 +245,8 @@ fn words(resource: &str, desired: &DesiredDevices) -> String {
     }
 }
 
-/// Describes the held devices that would change, and the pods that hold them.
-fn waiting(status: &GpuNodeStatus, now: &DesiredDevices, then: &DesiredDevices) -> Vec<String> {
+/// Describes the held devices that would change, and returns the pods that hold them.
+fn waiting(status: &GpuNodeStatus, now: &DesiredDevices, then: &DesiredDevices) -> (Vec<String>, BTreeSet<String>) {
     let becomes = |uuid: &str, desired: &DesiredDevices| {
         desired
             .devices
@@ -271,11 +276,9 @@ fn waiting(status: &GpuNodeStatus, now: &DesiredDevices, then: &DesiredDevices) 
     let unseen = status.holders_truncated && then.present.iter().any(|device| differs(&device.uuid));
     let unseen =
         unseen.then(|| "the agent's list of holders is incomplete, so more devices may have to wait".to_owned());
-    groups
-        .iter()
-        .map(|(pods, devices)| note(pods, devices))
-        .chain(unseen)
-        .collect()
+    let notes = groups.iter().map(|(pods, devices)| note(pods, devices));
+    let notes = notes.chain(unseen).collect();
+    (notes, groups.into_iter().flat_map(|(pods, _)| pods).collect())
 }
 
 /// Says for which pods a group of devices waits.

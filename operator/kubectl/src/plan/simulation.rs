@@ -4,7 +4,7 @@ use super::change::ChangeSubject;
 use crate::configuration;
 use anyhow::Context;
 use gpunode_config::AgentConfig;
-use gpunode_crds::{GpuNode, SERVED_BY_DRA};
+use gpunode_crds::{DrainRules, GpuNode, SERVED_BY_DRA};
 use gpunode_plan::{
     GpuNodeChange, GpuNodeFacts, NodeContext, NodeFacts, NodePlan, PolicySet, RolloutPermit, configuration_obstacle,
     plan_node_with_permit,
@@ -33,8 +33,8 @@ pub struct SimulatedNode {
     pub meanwhile: BTreeSet<String>,
     /// True where nothing is written to the node.
     pub held: bool,
-    /// True where the pods on devices that change are evicted.
-    pub drains: bool,
+    /// Rules by which pods on devices that change are evicted; none where the change waits for them, or does not come.
+    pub drain: Option<DrainRules>,
 }
 
 /// Configuration that a node does not get, and why.
@@ -100,12 +100,16 @@ impl SimulatedNode {
         {
             after.entries.insert(image, kept.clone());
         }
+        let blocked = blocked_configuration(&plan, policies, context);
+        let keeps_configuration = held || blocked.is_some() || plan.is_configuration_disputed();
         Ok(Self {
-            drains: governing.is_some_and(|policy| policy.drain.is_some()),
+            drain: governing
+                .and_then(|policy| policy.drain.clone())
+                .filter(|_| !keeps_configuration),
             held,
             meanwhile,
             obstacles: obstacles(&plan, self.gpu_node.as_ref()),
-            blocked: blocked_configuration(&plan, policies, context),
+            blocked,
             matched: plan.outcomes.into_keys().collect(),
             ..after
         })
@@ -161,7 +165,7 @@ impl SimulatedNode {
             meanwhile: BTreeSet::new(),
             matched: Vec::new(),
             held: false,
-            drains: false,
+            drain: None,
             node,
             gpu_node,
         }

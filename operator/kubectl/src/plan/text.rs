@@ -2,7 +2,7 @@
 
 use super::{
     change::{ChangeAction, ChangeSubject, PlannedChange},
-    difference::ClusterPlan,
+    difference::{ClusterPlan, PlannedNode},
     simulation::OPERATORS_IMAGE,
 };
 use crate::{
@@ -92,7 +92,8 @@ pub fn plan(plan: &ClusterPlan, width: TextWidth) -> String {
             let _ = writeln!(text, "  {paint}! refused by the operator: {}{paint:#}", plain(refusal));
         }
     }
-    let changing = plan.nodes.iter().filter(|node| !node.changes.is_empty()).count();
+    let is_changing = |node: &&PlannedNode| !node.changes.is_empty() || !node.disruptions.is_empty();
+    let changing = plan.nodes.iter().filter(is_changing).count();
     let blocked = plan.nodes.iter().filter(|node| !node.obstacles.is_empty()).count();
     let mut summary = format!(
         "{} would change, {} would not",

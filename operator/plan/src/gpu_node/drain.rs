@@ -30,7 +30,7 @@ use crate::{
 };
 use gpunode_crds::{
     ChangeState, DisruptiveChange, DrainFailure, DrainRules, EvictablePods, GpuDevice, GpuNodeStatus,
-    MAX_DRAIN_MESSAGE, MigPhase, MigReason, RECONFIGURING_TAINT, TaintEffect, named,
+    MAX_DRAIN_MESSAGE, MigPhase, MigReason, RECONFIGURING_TAINT, TaintEffect, WaitingDevice, named,
 };
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::Pod;
@@ -332,11 +332,6 @@ impl DrainNeed {
     }
 
     fn of(status: &GpuNodeStatus) -> Self {
-        let hopeless = hopeless_devices(status);
-        let switching = || {
-            let switching = status.waiting.iter().filter(|waiting| waiting.switches);
-            switching.filter(|waiting| !hopeless.contains(waiting.device.as_str()))
-        };
         let is_stuck = |reasons: &[MigReason]| {
             status.gpus.iter().filter_map(|gpu| gpu.mig.as_ref()).any(|mig| {
                 let has_reason = mig.reason.is_some_and(|reason| reasons.contains(&reason));
@@ -345,9 +340,11 @@ impl DrainNeed {
         };
         let has_handles = is_stuck(&[MigReason::InUse]);
         Self {
-            pods: switching().flat_map(|waiting| waiting.pods.iter().cloned()).collect(),
+            pods: switching_devices(status)
+                .flat_map(|waiting| waiting.pods.iter().cloned())
+                .collect(),
             has_handles,
-            is_open: switching().next().is_some()
+            is_open: switching_devices(status).next().is_some()
                 || has_phase(status, MigPhase::Waiting)
                 || has_handles
                 || is_stuck(&[MigReason::MpsDaemon, MigReason::CannotEvict, MigReason::DrainTimedOut]),
@@ -355,8 +352,8 @@ impl DrainNeed {
     }
 }
 
-/// Returns the devices of GPUs that do not change once their pods are gone: something else keeps them from their layout.
-fn hopeless_devices(status: &GpuNodeStatus) -> BTreeSet<&str> {
+/// Returns the devices that change once the pods on them are gone. Something else keeps those of other GPUs from their layout.
+pub fn switching_devices(status: &GpuNodeStatus) -> impl Iterator<Item = &WaitingDevice> {
     let is_hopeless = |gpu: &&GpuDevice| {
         gpu.mig.as_ref().is_some_and(|mig| match mig.phase {
             MigPhase::Blocked => mig.reason.is_some_and(|reason| !waits_for_programs(reason)),
@@ -364,12 +361,15 @@ fn hopeless_devices(status: &GpuNodeStatus) -> BTreeSet<&str> {
             _ => false,
         })
     };
-    let gpus = status.gpus.iter().filter(is_hopeless);
-    gpus.flat_map(|gpu| {
-        let parts = gpu.mig_devices.iter().map(|device| device.uuid.as_str());
-        parts.chain([gpu.uuid.as_str()])
-    })
-    .collect()
+    let hopeless = status.gpus.iter().filter(is_hopeless);
+    let hopeless: BTreeSet<&str> = hopeless
+        .flat_map(|gpu| {
+            let parts = gpu.mig_devices.iter().map(|device| device.uuid.as_str());
+            parts.chain([gpu.uuid.as_str()])
+        })
+        .collect();
+    let switching = status.waiting.iter().filter(|waiting| waiting.switches);
+    switching.filter(move |waiting| !hopeless.contains(waiting.device.as_str()))
 }
 
 fn waits_for_programs(reason: MigReason) -> bool {

@@ -288,7 +288,7 @@ fn gpu_that_no_group_selects_stays_as_it_is() {
     assert_eq!(unread.decided(), "Blocked/DriverError holds GPU");
     let message = unread.message();
     assert!(
-        message.ends_with("may have lost them with a boot or a reset"),
+        message.contains("may have lost them with a boot or a reset; see the kernel log of the node"),
         "{message}"
     );
     unread.target = None;
@@ -423,8 +423,8 @@ fn change_is_checked_approved_and_applied() {
     assert_eq!(checked.decided(), "AwaitingApproval holds 1g.10gb@4 1g.10gb@5");
     assert_eq!(
         checked.message(),
-        "waits for the operator's approval, within rollout.maxUnavailable of the policy; then: destroys 1g.10gb@4, \
-         1g.10gb@5, creates 2g.20gb@4"
+        "waits for the node's turn in rollout.maxUnavailable of the policy; then: destroys 1g.10gb@4, 1g.10gb@5, creates \
+         2g.20gb@4"
     );
     let mut approved = Case {
         approved: true,
@@ -478,7 +478,7 @@ fn only_a_healthy_gpu_is_changed() {
     assert_eq!(case.decided(), "Blocked/Unhealthy holds 1g.10gb@4 1g.10gb@5");
     assert_eq!(
         case.message(),
-        "the GPU has a fault, and only a healthy GPU is divided: XID 79"
+        "repair the GPU first, only a healthy GPU is divided: XID 79"
     );
     case.record = Some(begun(None));
     assert!(case.decided().starts_with("Blocked/Unhealthy holds 1g.10gb@4"));
@@ -763,11 +763,28 @@ fn failed_change_is_tried_thrice_and_then_taken_back() {
     ] {
         assert_eq!(half().recorded(begun(Some(failure))).decided(), decided, "{failure:?}");
     }
+    let text = "create 2g.20gb@4: insufficient resources";
+    for (failure, message) in [
+        ((1, 0), format!("{text}; attempt 1 of 3, the next one follows")),
+        (
+            (3, -1),
+            format!("goes back to the layout from before, after 3 attempts: {text}"),
+        ),
+    ] {
+        assert_eq!(half().recorded(begun(Some(failure))).message(), message);
+    }
     let mut record = begun(Some((3, -40)));
     record.failure.as_mut().unwrap().rolled_back = true;
     record.change = None;
     let mut back = change().recorded(record);
     assert_eq!(back.decided(), "Failed/RolledBack");
+    assert_eq!(
+        back.message(),
+        format!(
+            "the GPU has its layout from before again, after 3 attempts: {text}; repair the GPU, or change devicePlugin in the \
+             policy, to try again"
+        )
+    );
     assert_eq!(back.decide().unwrap().progress.attempts, 3);
     back.record.as_mut().unwrap().failure.as_mut().unwrap().hash = "other".to_owned();
     assert!(back.decided().starts_with("Waiting holds 1g.10gb@4 1g.10gb@5 Check"));

@@ -428,24 +428,179 @@ fn node_of_a_policy_that_cannot_be_read_keeps_its_configuration() {
     assert!(plan.nodes.is_empty(), "{:?}", plan.nodes);
 }
 
-#[test]
-fn pods_that_a_policy_evicts_for_a_change_are_told_from_those_that_it_waits_for() {
-    let spec = |drain: &str, plugin: &serde_json::Value| json!({"nodeSelector": {}, "drain": {"policy": drain}, "devicePlugin": plugin});
-    let cluster = carried_out(ClusterSnapshot {
-        policies: vec![policy("p", &spec("Wait", &json!({})))],
-        gpu_nodes: vec![gpu_node("n")],
+/// A cluster with a policy in force on one node.
+fn with_policy(spec: &serde_json::Value, gpu_node: GpuNode) -> ClusterSnapshot {
+    carried_out(ClusterSnapshot {
+        policies: vec![policy("p", spec)],
+        gpu_nodes: vec![gpu_node],
         nodes: vec![node("n", &json!({}))],
         ..ClusterSnapshot::default()
-    });
+    })
+}
+
+/// Plans another spec of the policy. Returns the pods that drains evict, the disruptions, and true where the plan is disruptive.
+fn drained(cluster: &ClusterSnapshot, spec: &serde_json::Value) -> (Vec<String>, Vec<String>, bool) {
+    let plan = plan(cluster, &[policy("p", spec)]);
+    let is_disruptive = plan.is_disruptive();
+    let (mut pods, mut disruptions) = (Vec::new(), Vec::new());
+    for node in plan.nodes {
+        pods.extend(node.drained);
+        disruptions.extend(node.disruptions);
+    }
+    (pods, disruptions, is_disruptive)
+}
+
+fn with_drain(drain: &serde_json::Value, plugin: &serde_json::Value) -> serde_json::Value {
+    json!({"nodeSelector": {}, "drain": drain, "devicePlugin": plugin})
+}
+
+#[test]
+fn pods_that_a_policy_evicts_for_a_change_are_told_from_those_that_it_waits_for() {
+    let spec = |drain: &str, plugin: &serde_json::Value| with_drain(&json!({"policy": drain}), plugin);
+    let cluster = with_policy(&spec("Wait", &json!({})), gpu_node("n"));
     let shared =
         json!({"resources": [{"name": "nvidia.com/gpu", "sharing": {"strategy": "TimeSlicing", "replicas": 2}}]});
-    let evicts = |drain: &str, plugin: &serde_json::Value| {
-        let plan = plan(&cluster, &[policy("p", &spec(drain, plugin))]);
-        let mut notes = plan.nodes.iter().flat_map(|node| &node.notes);
-        notes.any(|note| note.contains("these pods are evicted"))
+    let (pods, disruptions, is_disruptive) = drained(&cluster, &spec("Evict", &shared));
+    assert_eq!((pods, is_disruptive), (vec!["ml/train".to_owned()], true));
+    assert_eq!(
+        disruptions,
+        [
+            "GPU 1 stays unchanged until pod ml/train ends",
+            "drain evicts pod ml/train at the turn of the node, within PodDisruptionBudgets and drain.timeout",
+        ]
+    );
+    assert_eq!(drained(&cluster, &spec("Wait", &shared)).0, [""; 0]);
+    let same_devices = spec("Evict", &json!({"passDeviceSpecs": true}));
+    assert_eq!(drained(&cluster, &same_devices), (vec![], vec![], false));
+}
+
+#[test]
+fn pods_on_mig_instances_that_go_are_a_disruption_only_where_they_are_evicted() {
+    let device = |instance: u32| {
+        json!({"uuid": format!("MIG-{instance}"), "profile": "1g.10gb", "gpuInstance": instance, "computeInstance": 0,
+            "memoryMiB": 9728})
     };
-    assert!(evicts("Evict", &shared) && !evicts("Wait", &shared));
-    assert!(!evicts("Evict", &json!({"passDeviceSpecs": true})), "no device changes");
+    let mut divided = gpu_node("n");
+    let gpu = json!({"index": 0, "uuid": "GPU-0", "product": "NVIDIA-A100-SXM4-80GB", "memoryMiB": 81920,
+        "computeCapability": "8.0", "migMode": "Enabled", "migDevices": [device(0), device(1)]});
+    let holder = json!({"namespace": "ml", "pod": "train", "container": "c", "resource": "nvidia.com/mig-1g.10gb",
+        "device": "MIG-1", "count": 1});
+    divided.status = serde_json::from_value(json!({"gpus": [gpu], "holders": [holder]})).expect("a status");
+    let plugin = |layout: &serde_json::Value| json!({"mig": {"strategy": "Mixed", "layout": layout}});
+    let cluster = with_policy(
+        &json!({"nodeSelector": {}, "devicePlugin": plugin(&json!([]))}),
+        divided,
+    );
+    let layout = plugin(&json!([{"instances": {"7g.80gb": 1}}]));
+    let evict = json!({"policy": "Evict"});
+    assert_eq!(
+        drained(&cluster, &with_drain(&json!({"policy": "Wait"}), &layout)),
+        (vec![], vec![], false)
+    );
+    let (pods, disruptions, is_disruptive) = drained(&cluster, &with_drain(&evict, &layout));
+    assert_eq!(
+        (pods.as_slice(), is_disruptive),
+        (["ml/train".to_owned()].as_slice(), true)
+    );
+    assert_eq!(
+        disruptions,
+        ["drain evicts pod ml/train at the turn of the node, within PodDisruptionBudgets and drain.timeout"]
+    );
+    let stays = plugin(&json!([{"instances": {"1g.10gb": 3}}]));
+    assert_eq!(drained(&cluster, &with_drain(&evict, &stays)), (vec![], vec![], false));
+}
+
+#[test]
+fn pods_that_a_change_waits_for_already_are_evicted_once_the_policy_says_so() {
+    let waiting = |switches: bool| {
+        let mut gpu_node = gpu_node("n");
+        let waiting =
+            json!([{"device": "GPU-1", "message": "waits", "pods": ["ml/train", "ml/other"], "switches": switches}]);
+        gpu_node.status.as_mut().expect("a status").waiting = serde_json::from_value(waiting).expect("devices");
+        gpu_node
+    };
+    let (wait, evict) = (json!({"policy": "Wait"}), json!({"policy": "Evict"}));
+    let spec = |drain: &serde_json::Value| with_drain(drain, &json!({}));
+    let pods = vec!["ml/other".to_owned(), "ml/train".to_owned()];
+    let nothing = (vec![], vec![], false);
+    let cluster = with_policy(&spec(&wait), waiting(true));
+    let evicted = drained(&cluster, &spec(&evict));
+    assert_eq!((evicted.0, evicted.2), (pods.clone(), true));
+    assert_eq!(
+        evicted.1,
+        [
+            "drain evicts 2 pods at the turn of the node, within PodDisruptionBudgets and drain.timeout: ml/other, ml/train"
+        ]
+    );
+    let text = plan(&cluster, &[policy("p", &spec(&evict))]);
+    let text =
+        anstream::adapter::strip_str(&crate::plan::text::plan(&text, crate::output::TextWidth::UNLIMITED)).to_string();
+    assert!(
+        text.contains("1 node would change, 0 would not; running pods disrupted on 1 node"),
+        "{text}"
+    );
+    // Together with a configuration that changes nothing of the device.
+    let other = with_drain(&evict, &json!({"passDeviceSpecs": true}));
+    assert_eq!(drained(&cluster, &other).0, pods);
+    assert_eq!(drained(&cluster, &spec(&wait)), nothing);
+    let paused = json!({"mode": "Paused", "nodeSelector": {}, "drain": evict, "devicePlugin": {}});
+    let (evicted, disruptions, _) = drained(&cluster, &paused);
+    assert_eq!(
+        (evicted, disruptions),
+        (vec![], vec![]),
+        "nobody is evicted while the policy is paused"
+    );
+    let draining = with_policy(&spec(&evict), waiting(true));
+    let longer = json!({"policy": "Evict", "timeout": "1h"});
+    assert_eq!(
+        drained(&draining, &spec(&longer)),
+        nothing,
+        "they are evicted without this change"
+    );
+    let foreign = with_policy(&spec(&wait), waiting(false));
+    assert_eq!(
+        drained(&foreign, &spec(&evict)),
+        nothing,
+        "no drain hastens this device"
+    );
+    for (phase, reason, count) in [
+        ("Waiting", None, 2),
+        ("Blocked", Some("DrainTimedOut"), 2),
+        ("Blocked", Some("DoesNotFit"), 0),
+        ("Blocked", Some("Unhealthy"), 0),
+        ("RebootRequired", None, 0),
+    ] {
+        let mut gpu_node = waiting(true);
+        let mig = json!({"wanted": "off", "observed": "{}", "phase": phase, "reason": reason});
+        gpu_node.status.as_mut().expect("a status").gpus[1].mig = serde_json::from_value(mig).expect("progress");
+        let (pods, ..) = drained(&with_policy(&spec(&wait), gpu_node), &spec(&evict));
+        assert_eq!(
+            pods.len(),
+            count,
+            "{phase} {reason:?}: a drain that frees no GPU evicts nobody"
+        );
+    }
+}
+
+#[test]
+fn monitors_that_keep_a_gpu_open_are_evicted_once_the_policy_names_them() {
+    let blocked = |reason: &str| {
+        let mut gpu_node = gpu_node("n");
+        let mig = json!({"wanted": "off", "observed": "{}", "phase": "Blocked", "reason": reason});
+        gpu_node.status.as_mut().expect("a status").gpus[0].mig = serde_json::from_value(mig).expect("progress");
+        gpu_node
+    };
+    let monitors = json!([{"namespace": "gpu-operator", "podSelector": {"matchLabels": {"app": "nvidia-dcgm"}}}]);
+    let bare = with_drain(&json!({"policy": "Evict"}), &json!({}));
+    let naming = with_drain(&json!({"policy": "Evict", "evict": monitors}), &json!({}));
+    let cluster = with_policy(&bare, blocked("InUse"));
+    let words = "drain evicts pods that drain.evict names: GPU 0 is Blocked (InUse)";
+    assert_eq!(drained(&cluster, &naming), (vec![], vec![words.to_owned()], true));
+    assert_eq!(drained(&cluster, &bare), (vec![], vec![], false));
+    let pending = with_policy(&bare, blocked("ModePending"));
+    assert_eq!(drained(&pending, &naming), (vec![], vec![], false));
+    let there = with_policy(&naming, blocked("InUse"));
+    assert_eq!(drained(&there, &naming), (vec![], vec![], false));
 }
 
 fn divided(preset: &str) -> GpuNodePolicy {
