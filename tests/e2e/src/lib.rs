@@ -32,7 +32,7 @@ pub use hand_over::HandOvers;
 pub use held::{Held, HeldRecorder, Recording, device_of, held};
 pub use kubelet_log::KubeletLog;
 pub use lab::{A100, CPU, GPU_NODES, Lab, MIXED, NAMESPACE, NODES, T4, V100};
-pub use mig::{MIG_A100, MIG_H100, MigDevices};
+pub use mig::{MIG_A100, MIG_H100, MigDevices, of_profile};
 pub use node_watch::NodeWatch;
 pub use objects::{condition, is_event_since, is_fact, names, node_snapshot, owned, taints};
 pub use page::page_commands;

@@ -21,6 +21,12 @@ const LIMIT: Duration = Duration::from_mins(3);
 /// Profile and first memory slice of MIG devices, by UUID.
 pub type MigDevices = BTreeMap<String, (String, u32)>;
 
+/// Returns the UUIDs of the devices of a profile.
+pub fn of_profile(devices: &MigDevices, profile: &str) -> BTreeSet<String> {
+    let of_profile = devices.iter().filter(|(_, (name, _))| name == profile);
+    of_profile.map(|(uuid, _)| uuid.clone()).collect()
+}
+
 impl Lab {
     /// Takes the cluster like [`Lab::enter`], with healthy GPUs that nobody has divided or keeps open.
     pub fn enter_undivided() -> Result<Self> {

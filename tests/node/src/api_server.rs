@@ -3,7 +3,7 @@
 use crate::node::NAME;
 use anyhow::{Context as _, Result};
 use gpunode_config::{CONFIG_VERSION, ConfigDocument};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use std::{io, net::SocketAddr, sync::Arc};
 use tokio::{
     io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader},
@@ -91,29 +91,10 @@ impl Drop for ApiServer {
 fn change(gpu_node: &watch::Sender<Value>, patch: &Value) -> Value {
     gpu_node.send_modify(|object| {
         let version = version(object);
-        merge(object, patch);
+        json_patch::merge(object, patch);
         object["metadata"]["resourceVersion"] = Value::String((version + 1).to_string());
     });
     gpu_node.borrow().clone()
-}
-
-/// RFC 7396.
-fn merge(target: &mut Value, patch: &Value) {
-    let Value::Object(patch) = patch else {
-        *target = patch.clone();
-        return;
-    };
-    if !target.is_object() {
-        *target = Value::Object(Map::new());
-    }
-    let Value::Object(target) = target else { return };
-    for (key, value) in patch {
-        if value.is_null() {
-            target.remove(key);
-        } else {
-            merge(target.entry(key.clone()).or_insert(Value::Null), value);
-        }
-    }
 }
 
 fn config(document: &str) -> Value {

@@ -63,8 +63,7 @@ impl ChangeRecord {
             None if restores => work.layout.clone(),
             None => state.layout(),
         };
-        let changed_mode =
-            begun.is_some_and(|begun| begun.changes_mode || begun.before.enabled != begun.wanted.enabled);
+        let changed_mode = begun.is_some_and(|begun| begun.changes_mode);
         Self {
             hash: work.hash.clone(),
             changes_mode: changed_mode || before.enabled != work.layout.enabled,

@@ -4,7 +4,7 @@ use crate::{
     gpu_node::{
         change::{GpuNodeChange, unused_second},
         drain::{approved_change, begun_drain, drain_stage, next_change},
-        mig_progress::{blocked_gpus, has_phase},
+        mig_progress::{awaits_approval, blocked_gpus},
         progress_messages::{mig_manager_is_there, unknown_fields, unreadable_version},
         requests::initial_requests,
     },
@@ -16,8 +16,7 @@ use crate::{
 };
 use gpunode_config::CONFIG_VERSION;
 use gpunode_crds::{
-    Configuration, ConfigurationStep, GpuNode, GpuNodeSpec, GpuNodeStatus, MAX_FAILED_MESSAGE, MigPhase, NodeWaiting,
-    Reason,
+    Configuration, ConfigurationStep, GpuNode, GpuNodeSpec, GpuNodeStatus, MAX_FAILED_MESSAGE, NodeWaiting, Reason,
 };
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{OwnerReference, Time};
@@ -129,7 +128,7 @@ pub fn configuration_change(
             let desired = desired_configuration(policy).filter(|_| configuration_obstacle(policy, context).is_none());
             match (desired, &gpu_node.spec.config) {
                 (None, _) if is_mig_managed(policy, node) => withdraw_change(gpu_node),
-                (None, _) => ended_drain(gpu_node),
+                (None, _) => ended_drain(context),
                 (Some(desired), Some(current)) if desired == *current => {
                     step_change(gpu_node, policy, stage, is_permitted, context)
                 }
@@ -201,10 +200,7 @@ fn step_change(
             step = Some(new_step(gpu_node, policy, now));
         }
         Some(RolloutStage::Pending) if is_permitted => {
-            let is_free = context
-                .status()
-                .is_some_and(|status| has_phase(status, MigPhase::AwaitingApproval));
-            let next = if is_free {
+            let next = if awaits_approval(context) {
                 approved_change(gpu_node, now)
             } else {
                 begun_drain(gpu_node, now)
@@ -263,11 +259,9 @@ pub fn withdraw_change(gpu_node: &GpuNodeFacts) -> GpuNodeChange {
 }
 
 /// Returns the change that ends a drain, which would withhold the GPUs for as long; none if there is none.
-pub fn ended_drain(gpu_node: &GpuNodeFacts) -> GpuNodeChange {
-    if gpu_node.preparation().is_none() {
-        return GpuNodeChange::None;
-    }
-    withdraw_change(gpu_node)
+pub fn ended_drain(context: NodeContext<'_>) -> GpuNodeChange {
+    let drained = context.gpu_node.filter(|gpu_node| gpu_node.preparation().is_some());
+    drained.map(withdraw_change).unwrap_or_default()
 }
 
 fn new_step(gpu_node: &GpuNodeFacts, policy: &Policy, now: Timestamp) -> ConfigurationStep {

@@ -15,7 +15,7 @@
 use crate::{
     gpu_node::{
         change::new_change,
-        mig_progress::has_phase,
+        mig_progress::{awaits_approval, has_phase},
         progress_messages::{drain_failed, pods_stayed},
     },
     input::{
@@ -114,11 +114,8 @@ pub fn next_change(
     let need = DrainNeed::of(gpu_node.status().unwrap_or(&GpuNodeStatus::default()));
     // An agent that starts knows no holder yet.
     if !need.is_open && !gpu_node.is_silent() {
-        let awaits = context
-            .status()
-            .is_some_and(|status| has_phase(status, MigPhase::AwaitingApproval));
         let approved = || new_change(gpu_node, ChangeState::Approved, now);
-        return Ok(awaits.then(approved).flatten());
+        return Ok(awaits_approval(context).then(approved).flatten());
     }
     let failed = |reason, message: String| {
         let attempts = prepared.attempts.saturating_add(1);
@@ -332,22 +329,18 @@ impl DrainNeed {
     }
 
     fn of(status: &GpuNodeStatus) -> Self {
-        let is_stuck = |reasons: &[MigReason]| {
-            status.gpus.iter().filter_map(|gpu| gpu.mig.as_ref()).any(|mig| {
-                let has_reason = mig.reason.is_some_and(|reason| reasons.contains(&reason));
-                mig.phase == MigPhase::Blocked && has_reason
-            })
+        let is_blocked = |by: fn(MigReason) -> bool| {
+            let mut layouts = status.gpus.iter().filter_map(|gpu| gpu.mig.as_ref());
+            layouts.any(|mig| mig.phase == MigPhase::Blocked && mig.reason.is_some_and(by))
         };
-        let has_handles = is_stuck(&[MigReason::InUse]);
         Self {
             pods: switching_devices(status)
                 .flat_map(|waiting| waiting.pods.iter().cloned())
                 .collect(),
-            has_handles,
+            has_handles: is_blocked(|reason| reason == MigReason::InUse),
             is_open: switching_devices(status).next().is_some()
                 || has_phase(status, MigPhase::Waiting)
-                || has_handles
-                || is_stuck(&[MigReason::MpsDaemon, MigReason::CannotEvict, MigReason::DrainTimedOut]),
+                || is_blocked(waits_for_programs),
         }
     }
 }

@@ -26,6 +26,12 @@ pub fn has_phase(status: &GpuNodeStatus, phase: MigPhase) -> bool {
     gpus(status).any(|(_, mig)| mig.phase == phase)
 }
 
+/// Returns true if a GPU of the node is free for its change, and waits for the node's turn.
+pub fn awaits_approval(context: NodeContext<'_>) -> bool {
+    let status = context.status();
+    status.is_some_and(|status| has_phase(status, MigPhase::AwaitingApproval))
+}
+
 /// Describes the first GPU whose change failed; none if no change did.
 pub fn failed_change(status: &GpuNodeStatus) -> Option<String> {
     problem(status, is_failed)

@@ -7,7 +7,7 @@ use crate::{
     gpu_node::{
         configuration::{configuration_obstacle, desired_configuration},
         drain::{DrainStage, drain_stage},
-        mig_progress::{failed_change, has_phase, mig_failure, unfinished_change},
+        mig_progress::{awaits_approval, failed_change, has_phase, mig_failure, unfinished_change},
         progress_messages::{
             INVALID_CONFIGURATION, NO_DEVICE_PLUGIN, NO_READY_CONDITION, NODE_NOT_READY, OTHER_CONFIGURATION, RELEASED,
             deadline_exceeded, hand_over_pending, not_allocatable,
@@ -122,9 +122,7 @@ pub fn rollout_stage(governing: &Policy, context: NodeContext<'_>) -> Option<(Ro
         return Some(stage);
     }
     let works = outcome == PolicyOutcome::Ready && !has_failed_gpu;
-    let awaits_approval = context
-        .status()
-        .is_some_and(|status| has_phase(status, MigPhase::AwaitingApproval));
+    let awaits_approval = awaits_approval(context);
     match drain_stage(governing, context).filter(|_| is_desired) {
         Some(DrainStage::UnderWay(end)) => return Some((RolloutStage::Stepping, end)),
         Some(DrainStage::Due) if works => return Some((RolloutStage::Pending, None)),

@@ -8,7 +8,7 @@ use crate::{
         configuration::{configuration_change, ended_drain, is_mig_managed, is_writable, needs_mps, waiting_devices},
         drain::{drain_work, reconfiguring_taint, wants_taint},
         gpu_refusal::gpu_refusal,
-        mig_progress::has_phase,
+        mig_progress::awaits_approval,
         progress::{agent_outcome, rollout_stage},
         progress_messages::NODE_NOT_READY,
         requests::unreadable_annotation,
@@ -44,9 +44,7 @@ use crate::{
     taint::TaintKey,
     time::earliest,
 };
-use gpunode_crds::{
-    MigPhase, POLICY_LABEL_PREFIX, PolicyMode, RECONFIGURING_TAINT, Reason, UNHEALTHY_TAINT, policy_label,
-};
+use gpunode_crds::{POLICY_LABEL_PREFIX, PolicyMode, RECONFIGURING_TAINT, Reason, UNHEALTHY_TAINT, policy_label};
 use jiff::Timestamp;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -134,10 +132,9 @@ impl<'a> DesiredNode<'a> {
         };
         let startup = StartupTaints::new(policies, &matched, promise, permit, record, context);
         let (unhealthy, unhealthy_from) = unhealthy_taints(&matched, permit, context);
-        let is_free = |status| has_phase(status, MigPhase::AwaitingApproval);
         let begins_drain = permit == RolloutPermit::Granted
             && matches!(stage, Some((RolloutStage::Pending, _)))
-            && !context.status().is_some_and(is_free);
+            && !awaits_approval(context);
         let reconfiguring = governing.filter(|policy| {
             let has_taint = record.taints.owned.contains_key(&reconfiguring_taint());
             permit != RolloutPermit::Simulated && wants_taint(policy, has_taint, begins_drain, context)
@@ -353,9 +350,8 @@ impl<'a> DesiredNode<'a> {
             || claims.taints.changes(&record.taints).next().is_some();
         let new_record = claims.record_after(stale.record.clone());
         let patch = claims.node_patch(node, new_record.as_deref());
-        let kept = || gpu_node.map(ended_drain).unwrap_or_default();
         let change = if self.is_disputed() || self.kept_policy.is_some() {
-            kept()
+            ended_drain(context)
         } else {
             configuration_change(self.governing, context, self.stage.as_ref(), self.is_permitted)
         };
@@ -383,7 +379,7 @@ impl<'a> DesiredNode<'a> {
             status_patch: claims.status_patch(&stale, context).filter(|_| patch.is_none()),
             patch,
             gpu_node: if self.waits && change.gives_configuration() {
-                kept()
+                ended_drain(context)
             } else {
                 change
             },

@@ -41,7 +41,7 @@ use std::collections::BTreeSet;
 pub fn held_by_record(error: &RecordError, matched: &[&Policy], context: NodeContext<'_>) -> NodePlan {
     let outcome = |message| PolicyOutcome::failed(Reason::RecordUnreadable, message);
     NodePlan {
-        gpu_node: context.gpu_node.map(ended_drain).unwrap_or_default(),
+        gpu_node: ended_drain(context),
         ..held(matched, NodeHold::RecordUnreadable(error.to_string()), outcome)
     }
 }

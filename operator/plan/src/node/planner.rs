@@ -74,7 +74,7 @@ fn plan_and_result(permit: RolloutPermit, policies: &PolicySet, context: NodeCon
         let plan = NodePlan {
             hold: Some(NodeHold::Ignored),
             // It would withhold the GPUs for as long; nothing else is written there.
-            gpu_node: context.gpu_node.map(ended_drain).unwrap_or_default(),
+            gpu_node: ended_drain(context),
             ..NodePlan::default()
         };
         (plan, context.node.clone())

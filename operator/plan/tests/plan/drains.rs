@@ -119,6 +119,16 @@ impl Drained {
         self.world.gpu_node.as_ref().unwrap().spec.change.as_ref()
     }
 
+    /// Asserts that pods cannot be evicted. Returns the message about them.
+    fn obstacles(&self) -> &str {
+        let failed = self.change().unwrap();
+        assert_eq!(
+            (failed.state, failed.reason),
+            (ChangeState::Failed, Some(DrainFailure::CannotEvict))
+        );
+        failed.message.as_deref().unwrap()
+    }
+
     fn state(&self) -> Option<ChangeState> {
         self.change().map(|change| change.state)
     }
@@ -369,12 +379,7 @@ fn pod_that_would_come_straight_back_fails_the_drain_before_anybody_is_evicted()
     node.read_pods(&plan, &[pod("a"), bound]);
     let fails = node.step(1);
     assert!(node.evicted(&fails).is_empty());
-    let failed = node.change().unwrap();
-    assert_eq!(
-        (failed.state, failed.reason),
-        (ChangeState::Failed, Some(DrainFailure::CannotEvict))
-    );
-    let message = failed.message.as_deref().unwrap();
+    let message = node.obstacles();
     assert!(
         message.contains("ml/b (a static pod") && !message.contains("ml/a"),
         "{message}"
@@ -659,12 +664,7 @@ fn monitor_that_would_come_straight_back_fails_the_drain_while_its_handle_is_ope
     node.report("Blocked/InUse", &[], 0);
     let plan = node.step(2);
     assert!(node.evicted(&plan).is_empty());
-    let failed = node.change().unwrap();
-    assert_eq!(
-        (failed.state, failed.reason),
-        (ChangeState::Failed, Some(DrainFailure::CannotEvict))
-    );
-    let message = failed.message.as_deref().unwrap();
+    let message = node.obstacles();
     assert!(message.contains("ops/dcgm-1 (its DaemonSet tolerates"), "{message}");
 }
 

@@ -5,13 +5,9 @@
 use crate::samples;
 use anyhow::{Context, Result, ensure};
 use gpunode_config::{MigGroup, mig_parted_layouts};
-use gpunode_e2e::{GpuOperator, Lab, MIG_A100, MIG_H100, MigDevices, eventually, page_commands};
+use gpunode_e2e::{GpuOperator, Lab, MIG_A100, MIG_H100, MigDevices, eventually, of_profile, page_commands};
 use serde_json::Value;
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    fs,
-    time::Duration,
-};
+use std::{collections::BTreeMap, fs, time::Duration};
 use tempfile::TempDir;
 
 const LIMIT: Duration = Duration::from_mins(3);
@@ -217,12 +213,6 @@ fn instances(layout: &[MigGroup]) -> Vec<BTreeMap<String, i32>> {
 fn instances_of(document: &str) -> Result<Vec<BTreeMap<String, i32>>> {
     let config = gpunode_config::load(document)?;
     Ok(instances(&config.mig.context("find a layout")?.layout))
-}
-
-/// UUIDs of the devices of a profile.
-fn of_profile(devices: &MigDevices, profile: &str) -> BTreeSet<String> {
-    let of_profile = devices.iter().filter(|(_, (name, _))| name == profile);
-    of_profile.map(|(uuid, _)| uuid.clone()).collect()
 }
 
 /// MIG devices of every GPU that has MIG.

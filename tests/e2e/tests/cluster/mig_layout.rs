@@ -4,7 +4,7 @@
 
 use crate::samples;
 use anyhow::{Context, Result, ensure};
-use gpunode_e2e::{Lab, MIG_A100, MIG_H100, MigDevices, NodeWatch, Opened, condition, eventually, names};
+use gpunode_e2e::{Lab, MIG_A100, MIG_H100, MigDevices, NodeWatch, Opened, condition, eventually, names, of_profile};
 use gpunode_scenario::{OpenHandle, ReturnCode};
 use serde_json::Value;
 use std::{
@@ -26,12 +26,6 @@ const CREATE: [&str; 2] = [
 /// A `devicePlugin` with MIG devices by profile, and a layout of the first GPU; others stay as they are.
 fn first_gpu(instances: &str) -> String {
     format!("{{mig: {{strategy: Mixed, layout: [{{devices: {{indices: [0]}}, instances: {{{instances}}}}}]}}}}")
-}
-
-/// UUIDs of the devices of a profile.
-fn of_profile(devices: &MigDevices, profile: &str) -> BTreeSet<String> {
-    let of_profile = devices.iter().filter(|(_, (name, _))| name == profile);
-    of_profile.map(|(uuid, _)| uuid.clone()).collect()
 }
 
 /// Runs pods with one device of a resource each, and checks that these are just the `expected` ones.
