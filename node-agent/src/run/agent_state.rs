@@ -232,10 +232,9 @@ impl<'a> AgentState<'a> {
         if self.config_known {
             send_if_new(&outputs.are_wanted, are_wanted);
         }
-        let is_idle = !are_wanted
-            && self.layouts.is_empty()
-            && !self.in_force.layouts.are_awaited
-            && records.is_some_and(MigRecords::is_empty);
+        let are_awaited = self.assignments.is_some() && self.layouts.are_awaited(hardware, records);
+        self.in_force.layouts.are_awaited = are_awaited;
+        let is_idle = !are_wanted && self.layouts.is_empty() && records.is_some_and(MigRecords::is_empty);
         let Some(hardware) = hardware.filter(|_| !is_idle) else {
             return;
         };
@@ -261,13 +260,12 @@ impl<'a> AgentState<'a> {
             records: records.filter(|_| self.assignments.is_some()),
             now,
         });
-        let are_awaited = self.layouts.are_awaited(hardware, records);
         for change in &changes {
             self.announce(change, manager.metrics(), events);
         }
         let progress = LayoutProgress {
             gpus: self.layouts.progress(),
-            are_awaited: are_awaited && self.assignments.is_some(),
+            are_awaited,
         };
         let holds = self.layouts.holds();
         if news.evaluates || holds != before {

@@ -244,10 +244,13 @@ impl NodeLayouts {
         decisions.filter_map(|decision| decision.look_again).min()
     }
 
-    /// Returns true while devices cannot be offered yet: nobody knows what the GPUs have, or what they had before.
-    pub fn are_awaited(&self, hardware: &Hardware, records: Option<&MigRecords>) -> bool {
-        let Some(reading) = &hardware.reading else {
-            return false;
+    /// Returns true while devices cannot be offered yet: nobody knows what the GPUs have, or what they had before. Until the driver
+    /// has answered, instances of a record may have to be made again.
+    pub fn are_awaited(&self, hardware: Option<&Hardware>, records: Option<&MigRecords>) -> bool {
+        let Some(reading) = hardware.and_then(|hardware| hardware.reading.as_ref()) else {
+            let may_be_lost = |record: &MigRecord| hardware.is_none_or(|hardware| record.may_be_lost(&hardware.run));
+            let has_no_gpus = hardware.is_some_and(Hardware::is_known);
+            return !has_no_gpus && records.is_none_or(|records| records.values().any(may_be_lost));
         };
         let gpus = &reading.inventory.gpus;
         match records {
@@ -319,7 +322,7 @@ mod tests {
     use crate::driver::nvml::DriverReading;
     use gpunode_config::load;
     use gpunode_crds::MigMode;
-    use gpunode_gpu::{ChangeRecord, DeviceHolder, GpuLayout, GpuMigState, GpuVirtualization, MigAttempt};
+    use gpunode_gpu::{ChangeRecord, DeviceHolder, GpuLayout, GpuMigState, GpuVirtualization, MigAttempt, RunId};
     use gpunode_mig::MigBoard;
 
     fn hardware() -> Hardware {
@@ -463,19 +466,53 @@ mod tests {
         let hardware = hardware();
         let layouts = layouts(&hardware);
         let records = MigRecords::new();
-        assert!(layouts.are_awaited(&hardware, None));
-        assert!(!layouts.are_awaited(&hardware, Some(&records)));
+        assert!(layouts.are_awaited(Some(&hardware), None));
+        assert!(!layouts.are_awaited(Some(&hardware), Some(&records)));
         let mut unread = hardware.clone();
         unread.reading.as_mut().unwrap().has_layouts = false;
-        assert!(layouts.are_awaited(&unread, Some(&records)));
+        assert!(layouts.are_awaited(Some(&unread), Some(&records)));
         let none = NodeLayouts::default();
-        assert!(none.are_awaited(&unread, None), "a change may be under way");
-        assert!(!none.are_awaited(&unread, Some(&records)), "no layout, no wait");
+        assert!(none.are_awaited(Some(&unread), None), "a change may be under way");
+        assert!(!none.are_awaited(Some(&unread), Some(&records)), "no layout, no wait");
         for gpu in &mut unread.reading.as_mut().unwrap().inventory.gpus {
             gpu.mig_mode = None;
         }
-        assert!(!none.are_awaited(&unread, None), "no MIG, no wait");
-        assert!(!layouts.are_awaited(&Hardware::default(), None), "no GPU, no wait");
+        assert!(!none.are_awaited(Some(&unread), None), "no MIG, no wait");
+        let without_gpus = Hardware {
+            driver: DriverState::NotNeeded,
+            ..Hardware::default()
+        };
+        assert!(!layouts.are_awaited(Some(&without_gpus), None), "no GPU, no wait");
+    }
+
+    #[test]
+    fn nothing_is_offered_before_the_driver_tells_whether_instances_were_lost() {
+        let run = |boot: &str| RunId {
+            boot: boot.to_owned(),
+            ..RunId::default()
+        };
+        let of_layout = |enabled| MigRecord {
+            run: run("first"),
+            applied: Some(GpuLayout {
+                enabled,
+                ..GpuLayout::default()
+            }),
+            ..MigRecord::default()
+        };
+        let silent = |boot| Hardware {
+            run: run(boot),
+            driver: DriverState::Waiting("no answer".to_owned()),
+            ..Hardware::default()
+        };
+        let layouts = NodeLayouts::default();
+        let is_awaited = |hardware: Option<&Hardware>, enabled| {
+            let records = MigRecords::from([("GPU-0".to_owned(), of_layout(enabled))]);
+            layouts.are_awaited(hardware, Some(&records))
+        };
+        assert!(is_awaited(None, true));
+        assert!(is_awaited(Some(&silent("second")), true));
+        assert!(!is_awaited(Some(&silent("first")), true), "an agent starts again");
+        assert!(!is_awaited(Some(&silent("second")), false), "MIG was off");
     }
 
     fn half_done() -> MigRecord {

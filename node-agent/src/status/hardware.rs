@@ -43,7 +43,7 @@ fn last_xid(node_health: &NodeHealth, uuid: &str) -> Option<LastXid> {
     let (xid, time) = node_health.last_xids.last(uuid)?;
     Some(LastXid {
         xid,
-        message: gpu::describe_xid(xid).map(|(meaning, _)| meaning.to_owned()),
+        message: gpunode_config::describe_xid(xid).map(|(meaning, _)| meaning.to_owned()),
         time: Some(Time(time)),
     })
 }

@@ -63,8 +63,12 @@ impl Lab {
 
     /// Returns the paths of NVIDIA's device nodes in a container.
     pub fn device_nodes(&self, pod: &str) -> Result<BTreeSet<String>> {
-        let found = self.kubectl(&["exec", pod, "--", "find", "/dev", "-name", "nvidia*", "-type", "c"])?;
-        Ok(found.lines().map(str::to_owned).collect())
+        // The end of the answer tells a container without nodes from an answer that was lost on its way.
+        let script = "find /dev -name 'nvidia*' -type c && echo end";
+        let found = self.kubectl(&["exec", pod, "--", "sh", "-c", script])?;
+        let nodes = found.trim_end().strip_suffix("end");
+        let nodes = nodes.with_context(|| format!("{script} in {pod} answers {found:?}, which has no end"))?;
+        Ok(nodes.lines().map(str::to_owned).collect())
     }
 
     /// Returns the number of the only GPU whose node a container has.

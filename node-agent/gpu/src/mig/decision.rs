@@ -107,7 +107,7 @@ pub fn decide(inputs: &MigInputs<'_>) -> Option<MigDecision> {
     match &gpu.mig_state {
         Some(state) => Some(GpuCase { inputs, state }.decide(running, change)),
         None if gpu.mig_mode.is_some() => {
-            let is_lost = record.is_some_and(|record| may_be_lost(record, inputs.run));
+            let is_lost = record.is_some_and(|record| record.may_be_lost(inputs.run));
             (change.is_some() || is_lost).then(|| unread(target, change.is_some()))
         }
         None => target.map(without_mig),
@@ -131,11 +131,6 @@ pub fn forget(gpu: &str, attempts: &AttemptHistory, now: Timestamp) -> MigDecisi
         look_again,
         ..MigDecision::default()
     }
-}
-
-/// Returns true if a boot, a driver load or a reset may have taken the recorded instances.
-fn may_be_lost(record: &MigRecord, run: &RunId) -> bool {
-    record.applied.as_ref().is_some_and(|applied| applied.enabled) && record.run.is_other(run)
 }
 
 /// Decides about a GPU whose instances the driver does not tell, in the midst of a change or after it may have lost them: nobody gets

@@ -51,6 +51,13 @@ pub struct ChangeRecord {
     pub passed: Vec<PlacedInstance>,
 }
 
+impl MigRecord {
+    /// Returns true if another boot or driver load may have taken the recorded instances.
+    pub fn may_be_lost(&self, run: &RunId) -> bool {
+        self.applied.as_ref().is_some_and(|applied| applied.enabled) && self.run.is_other(run)
+    }
+}
+
 impl ChangeRecord {
     /// Returns the record to save before the first call for work on a GPU in this state. `begun` is the change under way. Of a GPU that
     /// somebody else has divided meanwhile, nothing of that change is left.

@@ -3,7 +3,7 @@
 //! On the cluster of `mig.yaml`. gpunode takes no instances away that nobody asks it to, so each test begins with undivided GPUs.
 
 use crate::samples;
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use gpunode_e2e::{Lab, MIG_A100, MIG_H100, MigDevices, NodeWatch, Opened, condition, eventually, names, of_profile};
 use gpunode_scenario::{OpenHandle, ReturnCode};
 use serde_json::Value;
@@ -33,10 +33,11 @@ fn run(lab: &Lab, app: &str, resource: &str, expected: &BTreeSet<String>) -> Res
     lab.apply(&samples::holding(app, MIG_A100, expected.len(), resource, 1))?;
     let pods = lab.await_running(app, expected.len())?;
     let visible: Vec<BTreeSet<String>> = pods.iter().map(|pod| lab.visible(pod)).collect::<Result<_>>()?;
-    ensure!(
-        visible.iter().all(|devices| devices.len() == 1),
-        "{pods:?} have {visible:?}"
-    );
+    if visible.iter().any(|devices| devices.len() != 1) {
+        let nodes: Vec<BTreeSet<String>> = pods.iter().map(|pod| lab.device_nodes(pod)).collect::<Result<_>>()?;
+        let file = lab.cdi_file(MIG_A100)?;
+        bail!("{pods:?} have {visible:?}, and now the nodes {nodes:?} of {file}");
+    }
     assert_eq!(
         visible.into_iter().flatten().collect::<BTreeSet<_>>(),
         *expected,

@@ -56,7 +56,7 @@ fn await_image(lab: &Lab, image: &str) -> Result<()> {
 }
 
 /// The kubelet's folder of device plugins on the node, as it is seen from here.
-fn device_plugins(lab: &Lab) -> Result<PathBuf> {
+pub fn device_plugins(lab: &Lab) -> Result<PathBuf> {
     let kubelet = lab
         .cluster()
         .node(T4)?
@@ -68,7 +68,7 @@ fn device_plugins(lab: &Lab) -> Result<PathBuf> {
     )))
 }
 
-fn runtime() -> Result<Runtime> {
+pub fn runtime() -> Result<Runtime> {
     Builder::new_multi_thread()
         .worker_threads(1)
         .enable_all()
@@ -420,7 +420,7 @@ fn a_plugin_that_registers_later_is_said_and_followed_within_two_seconds() -> Re
     Ok(())
 }
 
-fn await_served_by_another(lab: &Lab) -> Result<()> {
+pub fn await_served_by_another(lab: &Lab) -> Result<()> {
     eventually("the GpuNode says who serves the resource", LIMIT, || {
         let object = lab.get(&["gpunode", T4])?;
         let served = condition(&object, "ResourceServedByAnother");
@@ -437,7 +437,7 @@ fn await_served_by_another(lab: &Lab) -> Result<()> {
     })
 }
 
-fn await_served_by_another_no_more(lab: &Lab) -> Result<()> {
+pub fn await_served_by_another_no_more(lab: &Lab) -> Result<()> {
     eventually("the GpuNode says no more that another serves it", LIMIT, || {
         let object = lab.get(&["gpunode", T4])?;
         let conditions = &object["status"]["conditions"];
