@@ -14,5 +14,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     if std::env::var_os("GPUNODE_OLDER_GLIBC").is_none() {
         println!("cargo::rustc-link-arg-bins=-Wl,-z,pack-relative-relocs");
     }
+    // Of functions with the same code, one is enough: Rust does not tell them apart by address.
+    println!("cargo::rustc-link-arg-bins=-Wl,--icf=all");
     Ok(())
 }

@@ -15,7 +15,7 @@ const DEFAULT_RESOURCE: &str = "nvidia.com/gpu";
 
 /// Prefix of annotations by which runtimes find CDI devices (`AnnotationPrefix` in the Go package
 /// `tags.cncf.io/container-device-interface/pkg/cdi`), and the default of NVIDIA's device plugin.
-const CDI_ANNOTATION_PREFIX: &str = "cdi.k8s.io/";
+pub(crate) const CDI_ANNOTATION_PREFIX: &str = "cdi.k8s.io/";
 
 /// Number of strategies.
 pub(crate) const MAX_STRATEGIES: usize = 4;

@@ -12,13 +12,16 @@
 //! | `mig_layout` | layouts of MIG instances |
 //! | `mig_selection` | the group of layouts that selects a GPU |
 //! | `mig_parted` | layouts from a file of NVIDIA's mig-parted, and back |
+//! | `nvidia_plugin` | the configuration of NVIDIA's device plugin: file, flags, environment |
 //! | `allocation` | policies that choose a container's GPUs |
 //! | `sharing` | time slicing, memory units and MPS |
 //! | `health` | rules for XIDs and recovery |
+//! | `xid` | NVIDIA's XID catalog: meaning, resolution, effect on health |
 //! | `memory` | amounts of memory |
 //! | `validate` | checks that a schema cannot express |
 //! | `load` | strict parsing of YAML |
 //! | `fields` | the fields that a version knows, and those that a document has |
+//! | `yaml_value` | YAML of other programs, with a bound on aliases |
 //! | `document` | the configuration as text, with its hash |
 //! | `host_path` | paths on a node, as flags name them |
 
@@ -35,8 +38,11 @@ mod memory;
 mod mig_layout;
 mod mig_parted;
 mod mig_selection;
+mod nvidia_plugin;
 mod sharing;
 mod validate;
+mod xid;
+mod yaml_value;
 
 pub use agent_config::{AgentConfig, ResourceConfig};
 pub use allocation::Allocation;
@@ -51,5 +57,11 @@ pub use memory::{MEMORY_RULE, MemoryMiB};
 pub use mig_layout::{MigGpuSelector, MigGroup};
 pub use mig_parted::{MigPartedError, mig_parted_file, mig_parted_layouts};
 pub use mig_selection::{GroupChoice, SelectableGpu, pci_device_id, product_matches};
+pub use nvidia_plugin::{
+    DiscardedParts, ImportRemark, NvidiaPluginError, NvidiaPluginImport, PluginContainer, PluginPaths,
+    PluginPathsError, is_nvidia_plugin_file, nvidia_plugin_config,
+};
 pub use sharing::{DeviceReplicas, Placement, Sharing, SharingStrategy};
 pub use validate::{FieldProblem, is_dns_subdomain, is_name_part};
+pub use xid::{Resolution, describe_xid, is_xid_fault};
+pub use yaml_value::yaml_value;

@@ -12,6 +12,7 @@ use crate::{
     load::unknown_field_message,
     mig_layout::{MAX_GROUPS, MAX_INSTANCES, MAX_PROFILES},
     validate::{is_profile, unknown_profile},
+    yaml_value,
 };
 use serde::Serialize;
 use serde_yaml::{Mapping, Value};
@@ -46,7 +47,7 @@ pub fn mig_parted_layouts(text: &str) -> Result<BTreeMap<String, Vec<MigGroup>>,
     if text.len() > MAX_DOCUMENT_BYTES {
         return Err(MigPartedError::TooLong(text.len()));
     }
-    let document: Value = serde_yaml::from_str(text).map_err(|error| MigPartedError::Malformed(error.to_string()))?;
+    let document: Value = yaml_value(text).map_err(|error| MigPartedError::Malformed(error.to_string()))?;
     let mut problems = Problems::default();
     let layouts = problems.file(&document);
     if problems.0.is_empty() {

@@ -14,7 +14,7 @@
 
 mod device_list;
 mod devices;
-mod health;
+pub(crate) mod health;
 mod list_length;
 mod mig;
 mod name_syntax;

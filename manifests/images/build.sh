@@ -25,7 +25,8 @@ copy_library() { # PATH ROOT: copies the file that a link names to the path at w
 build() { # NAME USER
   local name=$1 user=$2 root=$work/$1/root layout=$work/$1/layout
   mkdir -p "$root"
-  install -D -m 755 "$programs/gpunode-$name" "$root/gpunode-$name"
+  # Cargo does not strip programs whose package has a profile of its own.
+  install -D -m 755 --strip "$programs/gpunode-$name" "$root/gpunode-$name"
   while read -r library; do copy_library "$library" "$root"; done \
     < <(ldd "$programs/gpunode-$name" | grep -o '/[^ ]*')
   if [ "$name" = agent ]; then

@@ -5,7 +5,7 @@ use crate::HealthRules;
 
 const MAX_FAULTS: usize = 16;
 const MAX_XIDS: usize = 64;
-const MAX_XID: i32 = 65535;
+pub(crate) const MAX_XID: i32 = 65535;
 
 pub(super) fn validate(path: &str, health: &HealthRules, problems: &mut Vec<FieldProblem>) {
     validate_length(format!("{path}.ignore"), health.ignore.len(), 0..=MAX_FAULTS, problems);

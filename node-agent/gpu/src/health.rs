@@ -12,7 +12,6 @@
 //! | `observation` | everything that can begin or end a fault |
 //! | `probe` | one look at a GPU: the faults it shows, and those it disproves |
 //! | `recovery_action` | recovery actions of the driver: grade, resolution, texts |
-//! | `xid` | NVIDIA's XID catalog: meaning, resolution, effect on health |
 
 mod fault;
 mod faults;
@@ -20,7 +19,6 @@ mod last_xids;
 mod observation;
 mod probe;
 mod recovery_action;
-mod xid;
 
 pub use fault::{Fault, FaultTransition};
 pub use faults::DeviceFaults;
@@ -28,7 +26,6 @@ pub use last_xids::LastXids;
 pub use observation::{HealthObservation, RunId};
 pub use probe::{GpuProbe, MigProbe, ProbeResult};
 pub use recovery_action::request as recovery_request;
-pub use xid::{Resolution, describe as describe_xid};
 
 #[cfg(test)]
 mod tests;

@@ -46,8 +46,8 @@ pub use hardware::{
     Inventory, MigInstance, product_label,
 };
 pub use health::{
-    DeviceFaults, Fault, FaultTransition, GpuProbe, HealthObservation, LastXids, MigProbe, ProbeResult, Resolution,
-    RunId, describe_xid, recovery_request,
+    DeviceFaults, Fault, FaultTransition, GpuProbe, HealthObservation, LastXids, MigProbe, ProbeResult, RunId,
+    recovery_request,
 };
 pub use injection::{InjectionWays, injection, unread_cdi_file};
 pub use mig::{

@@ -1,8 +1,9 @@
 //! Text of faults, for people and for the API. Pure.
 
 use gpunode_config::HealthRules as Rules;
+use gpunode_config::{Resolution, describe_xid};
 use gpunode_crds::{DeviceHealth, HealthState};
-use gpunode_gpu::{DeviceFaults, Fault, FaultGrade, FaultReason, Resolution, describe_xid, recovery_request};
+use gpunode_gpu::{DeviceFaults, Fault, FaultGrade, FaultReason, recovery_request};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 /// Describes a fault, such as `XID 79: GPU has fallen off the bus`.

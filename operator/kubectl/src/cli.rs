@@ -42,7 +42,8 @@ const MIG_EXIT_CODES: &str = "Exit codes:
 
 const IMPORT_EXIT_CODES: &str = "Exit codes:
   0  the policies, or the part of one, are printed
-  1  the file cannot be read or has no counterpart, or an argument is wrong";
+  1  a file cannot be read or has no counterpart, something is ignored with --strict,
+     or an argument is wrong";
 
 const EXPORT_EXIT_CODES: &str = "Exit codes:
   0  the layout is printed
@@ -52,7 +53,10 @@ const EXPORT_EXIT_CODES: &str = "Exit codes:
 const IMPORT_EXAMPLES: &str = "Examples:
   kubectl gpunode import mig-parted config.yaml > policies.yaml
   kubectl gpunode import mig-parted config.yaml --config all-1g.10gb --node-selector pool=mig
-  kubectl gpunode import mig-parted config.yaml --config all-balanced -o layout";
+  kubectl gpunode import mig-parted config.yaml --config all-balanced -o layout
+  kubectl gpunode import nvidia-plugin config.yaml > policy.yaml
+  kubectl get configmap plugin-configs -n gpu-operator -o yaml | kubectl gpunode import nvidia-plugin -
+  kubectl gpunode import nvidia-plugin config.yaml --from-daemonset plugin.yaml --strict";
 
 const EXPORT_EXAMPLES: &str = "Examples:
   kubectl gpunode export mig gpu-17
@@ -391,6 +395,18 @@ pub enum ImportFormat {
 
 {IMPORT_EXIT_CODES}"))]
     MigParted(ImportMigPartedArgs),
+    /// Turn the configuration of NVIDIA's device plugin into a policy, or into the agent's configuration
+    ///
+    /// FILE is the plugin's file, or the ConfigMap with several: each becomes a policy
+    /// for the nodes whose label `nvidia.com/device-plugin.config` names it, and the
+    /// default one is for all others that have a GPU. The policies are in mode Preview:
+    /// applied, they show in their status what they would change, and change nothing.
+    /// To enforce one, remove its `mode`. The meaning is that of version 0.20: what it
+    /// ignores, and what has no counterpart, is a warning.
+    #[command(verbatim_doc_comment, after_help = format!("{IMPORT_EXAMPLES}
+
+{IMPORT_EXIT_CODES}"))]
+    NvidiaPlugin(ImportNvidiaPluginArgs),
 }
 
 /// Arguments of `import mig-parted`.
@@ -412,6 +428,46 @@ pub struct ImportMigPartedArgs {
     /// Output
     #[arg(short, long, value_enum, default_value_t)]
     pub output: ImportOutput,
+}
+
+/// Arguments of `import nvidia-plugin`.
+#[derive(Debug, Args)]
+pub struct ImportNvidiaPluginArgs {
+    /// The plugin's file or a ConfigMap with such files, or - for standard input. Without it: no file
+    #[arg(value_name = "FILE", required_unless_present = "from_daemonset")]
+    pub file: Option<PathBuf>,
+    /// DaemonSet or pod of the plugin: its arguments and environment come before the file, and its nodeSelector counts
+    #[arg(long, value_name = "FILE")]
+    pub from_daemonset: Option<PathBuf>,
+    /// Import only this configuration of a ConfigMap
+    #[arg(long, value_name = "NAME")]
+    pub config: Option<String>,
+    /// Configuration of nodes without the label. Default: DEFAULT_CONFIG of the DaemonSet, then the one called default,
+    /// then the only one
+    #[arg(long, value_name = "NAME")]
+    pub default_config: Option<String>,
+    /// Additional label of the nodes; can be repeated, and a node needs all of them
+    #[arg(long, value_name = "KEY=VALUE", value_delimiter = ',', value_parser = label)]
+    pub node_selector: Vec<(String, String)>,
+    /// Take names, renames and devices as the file says, where the plugin discards them
+    #[arg(long)]
+    pub as_written: bool,
+    /// Refuse what the plugin ignores instead of warning of it
+    #[arg(long)]
+    pub strict: bool,
+    /// Output
+    #[arg(short, long, value_enum, default_value_t)]
+    pub output: ImportedPluginOutput,
+}
+
+/// Forms of an imported configuration of NVIDIA's device plugin.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum ImportedPluginOutput {
+    /// A policy for each configuration, as YAML documents
+    #[default]
+    Policy,
+    /// One configuration, for `gpunode-agent run --config` or `devicePlugin` of a policy
+    AgentConfig,
 }
 
 fn label(text: &str) -> anyhow::Result<(String, String)> {

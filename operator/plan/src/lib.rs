@@ -59,7 +59,7 @@ pub use gpu_node::{
     change::GpuNodeChange,
     conditions::ConditionsChange,
     configuration::{ConfigurationObstacle, configuration_obstacle, missing_owner},
-    drain::{DrainWork, PodReview, switching_devices},
+    drain::{DrainWork, PodReview, gpu_with_handles, switching_devices},
 };
 pub use input::{
     agent_images::{AgentImages, AgentImagesError},

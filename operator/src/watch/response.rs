@@ -211,7 +211,11 @@ impl<'a> EventText<'a> {
             return Ok(None);
         }
         match std::str::from_utf8(line) {
-            Ok(line) => Ok(Self::split(line).or(Self::scan(line)?)),
+            // Only a line in another form is read here, or each would be read twice.
+            Ok(line) => match Self::split(line) {
+                Some(event) => Ok(Some(event)),
+                None => Self::scan(line),
+            },
             Err(error) => {
                 tracing::warn!(%error, "cannot parse an event of a watch; skipping it");
                 Ok(None)

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use clap::Subcommand;
-use gpunode_gpu::{Resolution, describe_xid};
+use gpunode_config::{Resolution, describe_xid};
 use gpunode_scenario::{OpenHandle, RecoveryAction, ReturnCode, StateFile};
 
 /// A change of a GPU.

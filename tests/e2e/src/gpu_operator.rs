@@ -1,8 +1,8 @@
 //! A stand-in for NVIDIA's gpu-operator: its labels and ClusterPolicy, the file of mig-parted, and DaemonSets that follow the labels
 //! as mig-manager and the device plugin do. Their pods do nothing.
 
-use crate::{Lab, eventually, names};
-use anyhow::{Context, Result, ensure};
+use crate::{Lab, eventually, manifest, names};
+use anyhow::{Result, ensure};
 use serde_json::{Value, json};
 use std::time::Duration;
 
@@ -81,15 +81,10 @@ impl<'a> GpuOperator<'a> {
     }
 }
 
-#[allow(clippy::print_stderr, reason = "a destructor has nobody to return an error to")]
 impl Drop for GpuOperator<'_> {
     fn drop(&mut self) {
-        for object in [["namespace", NAMESPACE], ["crd", CRD]] {
-            let delete = [&["delete", "--ignore-not-found", "--timeout=90s"], &object[..]].concat();
-            if let Err(error) = self.lab.kubectl(&delete).context("remove gpu-operator after a test") {
-                eprintln!("{error:#}");
-            }
-        }
+        self.lab.remove_after_test("namespace", NAMESPACE);
+        self.lab.remove_after_test("crd", CRD);
     }
 }
 
@@ -114,9 +109,4 @@ fn daemonset(name: &str, label: &str) -> Value {
         "terminationGracePeriodSeconds": 0,
         "containers": [{"name": "main", "image": "gpunode.test/cuda:1", "command": ["sleep", "100000"]}],
     }}}})
-}
-
-fn manifest(objects: &[Value]) -> String {
-    let documents: Vec<String> = objects.iter().map(Value::to_string).collect();
-    documents.join("\n---\n")
 }

@@ -35,7 +35,8 @@ pub const NODES: [&str; 5] = [CPU, A100, MIXED, T4, V100];
 const SETTLE: Duration = Duration::from_mins(3);
 
 /// Labels and annotations that tests ask something of nodes with.
-const LABELS: [&str; 6] = [
+const LABELS: [&str; 7] = [
+    "example.com/nvidia-plugin",
     "gpunode.dev/ignore",
     "gpunode.dev/release",
     "nvidia.com/gpu.deploy.device-plugin",
@@ -310,6 +311,15 @@ impl Lab {
             Ok(())
         })?;
         self.await_nothing_owned()
+    }
+
+    /// Removes an object that `clean` does not know, in a destructor, which has nobody to return an error to.
+    #[allow(clippy::print_stderr, reason = "a destructor has nobody to return an error to")]
+    pub fn remove_after_test(&self, kind: &str, name: &str) {
+        let delete = ["delete", kind, name, "--ignore-not-found", "--timeout=90s"];
+        if let Err(error) = self.kubectl(&delete) {
+            eprintln!("remove {kind} {name} after a test: {error:#}");
+        }
     }
 
     /// Waits until a node that was cordoned or uncordoned has its taint, or no longer. The controller manager follows a moment later.

@@ -1,7 +1,13 @@
-//! Reading objects as JSON.
+//! Objects as JSON: reading them, and writing several as one manifest.
 
 use jiff::Timestamp;
 use serde_json::{Value, json};
+
+/// Returns objects as documents of one manifest.
+pub fn manifest(objects: &[Value]) -> String {
+    let documents: Vec<String> = objects.iter().map(Value::to_string).collect();
+    documents.join("\n---\n")
+}
 
 /// Names of the items of a list.
 pub fn names(list: &Value) -> Vec<String> {

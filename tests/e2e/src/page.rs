@@ -10,8 +10,7 @@ use std::{
 
 /// Returns the commands of kubectl on a page of `docs`, in their order: lines of code blocks and spans of code.
 pub fn page_commands(page: &str) -> Result<Vec<String>> {
-    let path = Lab::repository().join("docs").join(page);
-    let text = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
+    let text = read_page(page)?;
     let mut code: Vec<&str> = Vec::new();
     let mut is_block = false;
     for line in text.lines().map(str::trim) {
@@ -26,6 +25,23 @@ pub fn page_commands(page: &str) -> Result<Vec<String>> {
     }
     let commands = code.into_iter().filter(|code| code.starts_with("kubectl "));
     Ok(commands.map(str::to_owned).collect())
+}
+
+/// Returns the block of code on a page that begins with the comment `# FILE`, without its indentation.
+pub fn page_file(page: &str, file: &str) -> Result<String> {
+    let text = read_page(page)?;
+    let start = format!("# {file}");
+    let mut lines = text.lines().skip_while(|line| line.trim() != start);
+    let first = lines.next().with_context(|| format!("find {start} in {page}"))?;
+    let indent = first.len() - first.trim_start().len();
+    let block = lines.take_while(|line| !line.trim().starts_with("```"));
+    let lines: Vec<&str> = block.map(|line| line.get(indent..).unwrap_or_default()).collect();
+    Ok(lines.join("\n") + "\n")
+}
+
+fn read_page(page: &str) -> Result<String> {
+    let path = Lab::repository().join("docs").join(page);
+    fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))
 }
 
 impl Lab {

@@ -15,10 +15,11 @@ use tokio::runtime::{Builder, Runtime};
 const LIMIT: Duration = Duration::from_secs(30);
 
 /// Kinds that tests read: names in singular and plural, group and version, and whether they are in a namespace.
-const KINDS: [(&str, &str, &str, bool); 16] = [
+const KINDS: [(&str, &str, &str, bool); 17] = [
     ("node", "nodes", "api/v1", false),
     ("pod", "pods", "api/v1", true),
     ("event", "events", "api/v1", true),
+    ("resourcequota", "resourcequotas", "api/v1", true),
     ("job", "jobs", "apis/batch/v1", true),
     ("deployment", "deployments", "apis/apps/v1", true),
     ("replicaset", "replicasets", "apis/apps/v1", true),

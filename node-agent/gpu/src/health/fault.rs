@@ -1,10 +1,7 @@
 //! One fault of one device: its resolution, and the text that says when it clears.
 
-use super::{
-    recovery_action,
-    xid::{self, Resolution},
-};
-use gpunode_config::{HealthRules as Rules, IgnorableFault, Recovery};
+use super::recovery_action;
+use gpunode_config::{HealthRules as Rules, IgnorableFault, Recovery, Resolution, describe_xid};
 use gpunode_crds::{FaultGrade, FaultReason};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -81,7 +78,7 @@ impl Fault {
         match self.reason {
             FaultReason::Xid => self
                 .xid
-                .and_then(xid::describe)
+                .and_then(describe_xid)
                 .map_or(Resolution::ResetGpu, |(_, resolution)| resolution),
             FaultReason::RecoveryPending => self
                 .recovery_action

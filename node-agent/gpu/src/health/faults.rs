@@ -4,9 +4,8 @@ use super::{
     fault::{Cure, Fault, FaultTransition, is_ignored, needs_no_person},
     observation::{HealthObservation, RunId, is_other},
     probe::{GpuProbe, ProbeResult},
-    xid,
 };
-use gpunode_config::{HealthRules as Rules, Recovery};
+use gpunode_config::{HealthRules as Rules, Recovery, describe_xid, is_xid_fault};
 use gpunode_crds::{FaultGrade, FaultReason};
 use jiff::Timestamp;
 use serde::{Deserialize, Deserializer, Serialize};
@@ -107,7 +106,7 @@ impl DeviceFaults {
     fn take(&mut self, observation: HealthObservation, rules: &Rules, now: Timestamp) -> Vec<FaultTransition> {
         let verified = rules.recovery() == Recovery::Verified;
         match observation {
-            HealthObservation::Xid(device, number) if xid::is_fault(number, rules) => self
+            HealthObservation::Xid(device, number) if is_xid_fault(number, rules) => self
                 .begin(device, FaultReason::Xid, Some(number), now)
                 .into_iter()
                 .collect(),
@@ -266,7 +265,7 @@ impl DeviceFaults {
             FaultReason::Xid | FaultReason::RecoveryPending => self.recovery_actions.get(&device).copied(),
             _ => None,
         };
-        let known = |xid: &Option<i32>| xid.filter(|xid| xid::describe(*xid).is_some());
+        let known = |xid: &Option<i32>| xid.filter(|xid| describe_xid(*xid).is_some());
         let faults = self.faults.entry(device.clone()).or_default();
         let same = |fault: &&mut Fault| {
             let is_other_wish = fault.is_wish() && fault.recovery_action != recovery_action;

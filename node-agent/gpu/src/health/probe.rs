@@ -1,10 +1,7 @@
 //! One look at a GPU: the faults it shows, and those it disproves.
 
-use super::{
-    fault::{Cure, Fault, is_ignored},
-    xid::Resolution,
-};
-use gpunode_config::HealthRules as Rules;
+use super::fault::{Cure, Fault, is_ignored};
+use gpunode_config::{HealthRules as Rules, Resolution};
 use gpunode_crds::FaultReason;
 
 /// Result of a probe of a GPU.

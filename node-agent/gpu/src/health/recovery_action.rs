@@ -15,7 +15,7 @@
 //! | 6 | `BUS_RESET` | Broken |
 //! | 7 | `SYSTEM_REBOOT` | Broken |
 
-use super::xid::Resolution;
+use gpunode_config::Resolution;
 use gpunode_crds::FaultGrade;
 
 const GPU_RESET: u32 = 1;

@@ -1,5 +1,5 @@
 use super::{fault::Cure, *};
-use gpunode_config::{HealthRules as Rules, IgnorableFault, Recovery};
+use gpunode_config::{HealthRules as Rules, IgnorableFault, Recovery, Resolution};
 use gpunode_crds::{FaultGrade, FaultReason};
 use jiff::Timestamp;
 use proptest::prelude::*;

@@ -1,7 +1,7 @@
 //! Pods that the drain of one node evicts for a change of its GPUs. Pure.
 
-use gpunode_crds::{DrainRules, GpuNodeStatus, MigPhase, MigReason, named};
-use gpunode_plan::switching_devices;
+use gpunode_crds::{DrainRules, GpuNodeStatus, named};
+use gpunode_plan::{gpu_with_handles, switching_devices};
 use std::collections::BTreeSet;
 
 /// Most pods named; `-o json` has all of them.
@@ -67,9 +67,7 @@ fn pods_message(pods: &BTreeSet<String>) -> Option<String> {
 
 /// Says for which GPU pods without one are evicted: processes or open handles keep it from its layout.
 fn monitors_message(status: &GpuNodeStatus) -> Option<String> {
-    let is_in_use = |phase, reason| phase == MigPhase::Blocked && reason == Some(MigReason::InUse);
-    let mut gpus = status.gpus.iter();
-    let gpu = gpus.find(|gpu| gpu.mig.as_ref().is_some_and(|mig| is_in_use(mig.phase, mig.reason)))?;
+    let gpu = gpu_with_handles(status)?;
     Some(format!(
         "drain evicts pods that drain.evict names: GPU {} is Blocked (InUse)",
         gpu.index

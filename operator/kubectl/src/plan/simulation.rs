@@ -84,8 +84,10 @@ impl SimulatedNode {
         let meanwhile = meanwhile(&at_once, &node);
         let gpu_node = changed(self.gpu_node.as_ref(), &plan.gpu_node);
         let held = plan.hold.is_some();
+        let blocked = blocked_configuration(&plan, policies, context);
+        let keeps_configuration = held || blocked.is_some() || plan.is_configuration_disputed();
         // A node that keeps its configuration is governed by the policy of it.
-        let mut after = if held || plan.governing.is_none() || plan.is_configuration_disputed() {
+        let mut after = if keeps_configuration || plan.governing.is_none() {
             Self::of(node, gpu_node, policies)
         } else {
             Self::collect(node, gpu_node, plan.governing.as_deref(), policies)
@@ -100,8 +102,6 @@ impl SimulatedNode {
         {
             after.entries.insert(image, kept.clone());
         }
-        let blocked = blocked_configuration(&plan, policies, context);
-        let keeps_configuration = held || blocked.is_some() || plan.is_configuration_disputed();
         Ok(Self {
             drain: governing
                 .and_then(|policy| policy.drain.clone())

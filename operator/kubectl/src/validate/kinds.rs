@@ -9,6 +9,7 @@ use super::{
     yaml,
 };
 use anyhow::Context;
+use gpunode_config::{DiscardedParts, PluginContainer, is_nvidia_plugin_file, nvidia_plugin_config};
 use gpunode_crds::{GROUP, GpuNode, GpuNodePolicy};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::{CustomResourceExt, Resource};
@@ -260,22 +261,29 @@ fn report(
     }
 }
 
-/// Validates an agent configuration as `gpunode-agent run --config FILE` reads it.
+/// Validates an agent configuration as `gpunode-agent run --config FILE` reads it: gpunode's, or a file of NVIDIA's plugin.
 pub fn validate_agent_config(text: &SourceText) -> DocumentReport {
-    let problems = gpunode_config::load(&text.contents)
-        .err()
-        .map(|error| error.problems())
-        .unwrap_or_default();
+    let (problems, warnings) = if is_nvidia_plugin_file(&text.contents) {
+        match nvidia_plugin_config(&text.contents, &PluginContainer::default(), DiscardedParts::Ignore) {
+            Ok(imported) => (Vec::new(), imported.remarks),
+            Err(error) => (error.problems(), Vec::new()),
+        }
+    } else {
+        let error = gpunode_config::load(&text.contents).err();
+        (error.map(|error| error.problems()).unwrap_or_default(), Vec::new())
+    };
     let documents = yaml::read(&text.contents).0;
-    let line = |path: &str| documents.first().map(|document| document.line_of(path));
-    let problems: Vec<DocumentProblem> = problems
+    let problem = |path: String, message: String| DocumentProblem {
+        line: documents.first().map(|document| document.line_of(&path)),
+        path,
+        message,
+    };
+    let problems = problems.into_iter().map(|found| problem(found.path, found.message));
+    let problems: Vec<DocumentProblem> = problems.collect();
+    let warnings = warnings
         .into_iter()
-        .map(|problem| DocumentProblem {
-            line: line(&problem.path),
-            path: problem.path,
-            message: problem.message,
-        })
-        .collect();
+        .map(|remark| problem(remark.setting, remark.message));
+    let warnings = warnings.collect();
     let result = ValidationResult::of(&problems);
     let (file, kind) = (text.name.clone(), Some("AgentConfig".to_owned()));
     DocumentReport {
@@ -285,7 +293,7 @@ pub fn validate_agent_config(text: &SourceText) -> DocumentReport {
         name: None,
         result,
         problems,
-        warnings: Vec::new(),
+        warnings,
         rules_unchecked: false,
         name_line: None,
         object: Value::Null,

@@ -16,6 +16,13 @@ pub struct SourceText {
     pub contents: String,
 }
 
+impl SourceText {
+    /// Returns the name for messages.
+    pub(crate) fn shown_name(&self) -> &str {
+        if self.name == "-" { "standard input" } else { &self.name }
+    }
+}
+
 /// A failure to read a file or folder.
 #[derive(Debug, thiserror::Error)]
 pub enum SourceError {

@@ -30,7 +30,7 @@ use crate::{
 };
 use gpunode_crds::{
     ChangeState, DisruptiveChange, DrainFailure, DrainRules, EvictablePods, GpuDevice, GpuNodeStatus,
-    MAX_DRAIN_MESSAGE, MigPhase, MigReason, RECONFIGURING_TAINT, TaintEffect, WaitingDevice, named,
+    MAX_DRAIN_MESSAGE, MigPhase, MigReason, MigStatus, RECONFIGURING_TAINT, TaintEffect, WaitingDevice, named,
 };
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::Pod;
@@ -329,20 +329,27 @@ impl DrainNeed {
     }
 
     fn of(status: &GpuNodeStatus) -> Self {
-        let is_blocked = |by: fn(MigReason) -> bool| {
-            let mut layouts = status.gpus.iter().filter_map(|gpu| gpu.mig.as_ref());
-            layouts.any(|mig| mig.phase == MigPhase::Blocked && mig.reason.is_some_and(by))
-        };
         Self {
             pods: switching_devices(status)
                 .flat_map(|waiting| waiting.pods.iter().cloned())
                 .collect(),
-            has_handles: is_blocked(|reason| reason == MigReason::InUse),
+            has_handles: gpu_with_handles(status).is_some(),
             is_open: switching_devices(status).next().is_some()
                 || has_phase(status, MigPhase::Waiting)
-                || is_blocked(waits_for_programs),
+                || blocked_gpu(status, waits_for_programs).is_some(),
         }
     }
+}
+
+/// Returns a GPU that a process or an open handle keeps from its layout.
+pub fn gpu_with_handles(status: &GpuNodeStatus) -> Option<&GpuDevice> {
+    blocked_gpu(status, |reason| reason == MigReason::InUse)
+}
+
+fn blocked_gpu(status: &GpuNodeStatus, by: impl Fn(MigReason) -> bool) -> Option<&GpuDevice> {
+    let is_blocked = |mig: &MigStatus| mig.phase == MigPhase::Blocked && mig.reason.is_some_and(&by);
+    let mut gpus = status.gpus.iter();
+    gpus.find(|gpu| gpu.mig.as_ref().is_some_and(is_blocked))
 }
 
 /// Returns the devices that change once the pods on them are gone. Something else keeps those of other GPUs from their layout.

@@ -658,6 +658,17 @@ fn what_keeps_a_configuration_from_a_node_is_told_in_the_operators_words() {
         ["the agent reads configuration versions [7], not 1; give it the image that came with the operator"]
     );
     assert_eq!(told("other"), [""; 0]);
+    let planned = plan(&cluster, std::slice::from_ref(&applied));
+    let governed = planned.nodes.iter().filter(|node| {
+        let mut subjects = node.changes.iter().map(|change| change.what);
+        subjects.any(|subject| subject == ChangeSubject::Governing)
+    });
+    let governed: Vec<&str> = governed.map(|node| node.name.as_str()).collect();
+    assert_eq!(
+        governed,
+        ["other"],
+        "a node that keeps its configuration keeps its policy"
+    );
     assert!(plan(&cluster, std::slice::from_ref(&applied)).is_disruptive());
     let without_layout = policy("p", &json!({"nodeSelector": {}, "devicePlugin": {}}));
     assert_eq!(obstacles_of("managed", &cluster, &without_layout), [""; 0]);

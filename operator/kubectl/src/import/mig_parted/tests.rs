@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::{
-    cli::{Cli, PluginCommand},
+    cli::{Cli, ImportArgs, ImportFormat, PluginCommand},
     validate::{KnownKinds, SourceText, ValidationResult},
 };
 use clap::Parser;
@@ -34,7 +34,7 @@ fn imported(text: &str, arguments: &[&str]) -> anyhow::Result<String> {
     match Cli::try_parse_from(words.iter().chain(arguments))?.command {
         PluginCommand::Import(ImportArgs {
             format: ImportFormat::MigParted(args),
-        }) => mig_parted(&args).map_err(|error| anyhow::anyhow!("{}", format!("{error:#}").replace(&path, "FILE"))),
+        }) => import(&args).map_err(|error| anyhow::anyhow!("{}", format!("{error:#}").replace(&path, "FILE"))),
         other => panic!("{other:?}"),
     }
 }

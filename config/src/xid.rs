@@ -2,7 +2,7 @@
 //!
 //! Source: NVIDIA's XID catalog for Ampere and newer, <https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html>.
 
-use gpunode_config::HealthRules as Rules;
+use crate::HealthRules as Rules;
 
 /// Repair that clears a fault, mildest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -36,7 +36,7 @@ impl Resolution {
 }
 
 /// Returns meaning and resolution of an XID, or none if the catalog does not have the number.
-pub fn describe(xid: i32) -> Option<(&'static str, Resolution)> {
+pub fn describe_xid(xid: i32) -> Option<(&'static str, Resolution)> {
     use Resolution::{CheckLinks, Ignore, RebootNode, ResetGpu, RestartApp, RestartVm};
     Some(match xid {
         8 => ("GPU stopped processing", RestartApp),
@@ -84,11 +84,12 @@ pub fn describe(xid: i32) -> Option<(&'static str, Resolution)> {
 }
 
 /// Returns true if an XID makes a device unhealthy under these rules. An XID that the catalog does not have does.
-pub fn is_fault(xid: i32, rules: &Rules) -> bool {
+pub fn is_xid_fault(xid: i32, rules: &Rules) -> bool {
     if rules.watch_xids.contains(&xid) {
         return true;
     }
-    !rules.ignore_xids.contains(&xid) && describe(xid).is_none_or(|(_, resolution)| resolution > Resolution::RestartApp)
+    !rules.ignore_xids.contains(&xid)
+        && describe_xid(xid).is_none_or(|(_, resolution)| resolution > Resolution::RestartApp)
 }
 
 #[cfg(test)]
@@ -105,7 +106,7 @@ mod tests {
         let counted = |rules: &Rules| {
             [13, 31, 43, 45, 48, 63, 68, 79, 94, 95, 109, 154, 9999]
                 .into_iter()
-                .filter(|xid| is_fault(*xid, rules))
+                .filter(|xid| is_xid_fault(*xid, rules))
                 .collect::<Vec<_>>()
         };
         assert_eq!(counted(&Rules::default()), [48, 79, 95, 109, 9999]);

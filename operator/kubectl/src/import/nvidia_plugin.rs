@@ -1,0 +1,149 @@
+//! `import nvidia-plugin`: policies, or a configuration of the agent, from those of NVIDIA's device plugin.
+//!
+//! | module | what it does |
+//! |---|---|
+//! | `configurations` | the named configurations of a file, and which of them is the default |
+//! | `daemonset` | the plugin's container in a DaemonSet or pod |
+//! | `imported` | a configuration of the plugin as one of gpunode |
+//! | `policies` | policies from imported configurations |
+
+mod configurations;
+mod daemonset;
+mod imported;
+mod policies;
+#[cfg(test)]
+mod tests;
+
+use crate::{
+    cli::{ImportNvidiaPluginArgs, ImportedPluginOutput},
+    validate::read_file,
+};
+use anyhow::Context;
+use configurations::PluginConfigurations;
+use daemonset::PluginDaemonSet;
+use gpunode_config::{DiscardedParts, nvidia_plugin_config};
+use imported::ImportedConfiguration;
+use std::path::Path;
+
+/// Text to print, and what a person has to know besides.
+#[derive(Debug)]
+pub struct ImportedText {
+    pub text: String,
+    pub warnings: Vec<String>,
+}
+
+/// Returns the policies, or one configuration of the agent.
+///
+/// # Errors
+/// When a file cannot be read, the plugin would refuse it, or it cannot be kept.
+pub fn import(args: &ImportNvidiaPluginArgs) -> anyhow::Result<ImportedText> {
+    let mut daemonset = match &args.from_daemonset {
+        Some(path) => {
+            let (name, contents) = read(path)?;
+            PluginDaemonSet::read(&contents).with_context(|| format!("import {name}"))?
+        }
+        None => PluginDaemonSet::default(),
+    };
+    let (file, contents) = match &args.file {
+        Some(path) => read(path)?,
+        None => ("no file".to_owned(), String::new()),
+    };
+    let context = || format!("import {file}");
+    if args.default_config.is_some() {
+        daemonset.default.name.clone_from(&args.default_config);
+    }
+    let mut configurations = PluginConfigurations::read(&contents, &daemonset.default).with_context(context)?;
+    if let Some(chosen) = &args.config {
+        configurations.choose(chosen).with_context(context)?;
+    }
+    let discarded = if args.as_written {
+        DiscardedParts::Honour
+    } else {
+        DiscardedParts::Ignore
+    };
+    let mut imported = Vec::new();
+    for configuration in configurations.list {
+        let config = nvidia_plugin_config(&configuration.text, &daemonset.container, discarded).with_context(|| {
+            match &configuration.name {
+                Some(name) => format!("import {file}: configuration {name}"),
+                None => context(),
+            }
+        })?;
+        imported.push(ImportedConfiguration {
+            name: configuration.name,
+            nodes: configuration.nodes,
+            imported: config,
+        });
+    }
+    if args.strict {
+        let ignored = remarks(&imported, |is_ignored| is_ignored);
+        anyhow::ensure!(
+            ignored.is_empty(),
+            "import {file}: NVIDIA's plugin ignores what follows; remove it, or import without --strict\n  {}",
+            ignored.join("\n  ")
+        );
+    }
+    let text = match args.output {
+        ImportedPluginOutput::Policy => {
+            let mut labels = daemonset.node_selector.clone();
+            labels.extend(args.node_selector.iter().cloned());
+            policies::policies(&imported, &daemonset.config_label, &labels).with_context(context)?
+        }
+        ImportedPluginOutput::AgentConfig => match imported.as_slice() {
+            [one] => policies::agent_config(one)?,
+            _ => anyhow::bail!("import {file}: choose one of its configurations with --config for -o agent-config"),
+        },
+    };
+    let mut warnings = remarks(&imported, |_| true);
+    warnings.extend(file_remark(args, &daemonset));
+    warnings.extend(daemonset.remarks);
+    warnings.extend(configurations.remarks);
+    Ok(ImportedText { text, warnings })
+}
+
+/// Says where the plugin of the DaemonSet reads another file, or none.
+fn file_remark(args: &ImportNvidiaPluginArgs, daemonset: &PluginDaemonSet) -> Option<String> {
+    let reads = daemonset.container.config_file();
+    match (reads, &args.file) {
+        (Some(reads), None) => Some(format!(
+            "the plugin reads {reads}, which is not taken over; name that file, or the ConfigMap that it comes from, as FILE"
+        )),
+        (None, Some(_)) if args.from_daemonset.is_some() => {
+            Some("the plugin of this DaemonSet reads no file (CONFIG_FILE); FILE is taken over all the same".to_owned())
+        }
+        _ => None,
+    }
+}
+
+fn read(path: &Path) -> anyhow::Result<(String, String)> {
+    let file = read_file(path)?;
+    let name = file.shown_name().to_owned();
+    Ok((name, file.contents))
+}
+
+/// Returns the remarks as texts, each once, with the configurations that it is about unless it is about all.
+fn remarks(imported: &[ImportedConfiguration], is_wanted: impl Fn(bool) -> bool) -> Vec<String> {
+    let mut found: Vec<(String, Vec<&str>)> = Vec::new();
+    for configuration in imported {
+        let wanted = configuration
+            .imported
+            .remarks
+            .iter()
+            .filter(|remark| is_wanted(remark.is_ignored));
+        for text in wanted.map(ToString::to_string) {
+            let name = configuration.name.as_deref().unwrap_or_default();
+            match found.iter_mut().find(|(known, _)| *known == text) {
+                Some((_, names)) => names.push(name),
+                None => found.push((text, vec![name])),
+            }
+        }
+    }
+    let with_names = found.into_iter().map(|(text, names)| {
+        if names.len() == imported.len() {
+            text
+        } else {
+            format!("{}: {text}", names.join(", "))
+        }
+    });
+    with_names.collect()
+}

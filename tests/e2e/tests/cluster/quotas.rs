@@ -1,0 +1,124 @@
+//! Quotas of namespaces on the resources that gpunode serves, as `docs/quotas.md` has them.
+
+use crate::samples::sharing;
+use anyhow::{Result, ensure};
+use gpunode_e2e::{Lab, T4, eventually};
+use std::time::Duration;
+
+const NAMESPACE: &str = "team";
+const LIMIT: Duration = Duration::from_mins(3);
+
+/// The resources of a T4 each, with what the namespace may have of them.
+const ALLOWED: [(&str, u32); 3] = [
+    ("nvidia.com/gpu", 2),
+    ("aliyun.com/gpu-mem", 4),
+    ("nvidia.com/gpu.sliced", 3),
+];
+
+const PLUGIN: &str = "{resources: [
+    {name: aliyun.com/gpu-mem, devices: {indices: [0]}, sharing: {strategy: Memory}},
+    {name: nvidia.com/gpu.sliced, devices: {indices: [1]}, sharing: {strategy: TimeSlicing, replicas: 4}},
+    {name: nvidia.com/gpu}]}";
+
+/// A namespace with a quota, which is removed when this is dropped.
+struct Team<'a>(&'a Lab);
+
+impl<'a> Team<'a> {
+    fn found(lab: &'a Lab) -> Result<Self> {
+        let team = Self(lab);
+        lab.kubectl(&["create", "namespace", NAMESPACE])?;
+        let hard: Vec<String> = ALLOWED
+            .iter()
+            .map(|(resource, count)| format!("requests.{resource}={count}"))
+            .collect();
+        lab.kubectl(&[
+            "-n",
+            NAMESPACE,
+            "create",
+            "quota",
+            "gpus",
+            &format!("--hard={}", hard.join(",")),
+        ])?;
+        // The admission refuses pods until the quota has been counted.
+        eventually("the quota is counted", LIMIT, || {
+            let quota = lab.get(&["resourcequota", "-n", NAMESPACE, "gpus"])?;
+            let used = quota["status"]["used"].as_object().map_or(0, serde_json::Map::len);
+            ensure!(used == ALLOWED.len(), "its status is {}", quota["status"]);
+            Ok(())
+        })?;
+        Ok(team)
+    }
+
+    /// Creates a pod. Gives the refusal, if there is one.
+    fn create(&self, name: &str, resource: &str, count: u32) -> Result<Option<String>> {
+        let pod = format!(
+            "apiVersion: v1
+kind: Pod
+metadata: {{name: {name}, namespace: {NAMESPACE}}}
+spec:
+  nodeSelector: {{pool: inference}}
+  tolerations: [{{operator: Exists}}]
+  terminationGracePeriodSeconds: 0
+  containers:
+  - name: main
+    image: gpunode.test/cuda:1
+    command: [sleep, '100000']
+    resources: {{limits: {{{resource}: {count}}}}}
+"
+        );
+        let output = self.0.kubectl_with_input(&["create", "-f", "-"], &pod)?;
+        Ok((!output.status.success()).then(|| String::from_utf8_lossy(&output.stderr).into_owned()))
+    }
+}
+
+impl Drop for Team<'_> {
+    fn drop(&mut self) {
+        self.0.remove_after_test("namespace", NAMESPACE);
+    }
+}
+
+#[test]
+#[ignore = "needs the local cluster: make test"]
+fn a_namespace_gets_of_each_resource_what_its_quota_allows() -> Result<()> {
+    let lab = Lab::enter()?;
+    lab.apply(&sharing("inference", PLUGIN))?;
+    lab.await_ready("sharing")?;
+    for (resource, served) in [
+        ("nvidia.com/gpu", 2),
+        ("aliyun.com/gpu-mem", 15),
+        ("nvidia.com/gpu.sliced", 4),
+    ] {
+        lab.await_allocatable(T4, resource, served)?;
+    }
+    let team = Team::found(&lab)?;
+    for (place, (resource, allowed)) in ALLOWED.into_iter().enumerate() {
+        let refusal = team.create(&format!("first-{place}"), resource, allowed - 1)?;
+        ensure!(refusal.is_none(), "{resource}: {refusal:?}");
+        let refusal = team.create(&format!("more-{place}"), resource, 2)?.unwrap_or_default();
+        let expected = [
+            format!("exceeded quota: gpus, requested: requests.{resource}=2"),
+            format!("used: requests.{resource}={}", allowed - 1),
+            format!("limited: requests.{resource}={allowed}"),
+        ];
+        ensure!(
+            expected.iter().all(|part| refusal.contains(part)),
+            "{resource}: {refusal}"
+        );
+        let refusal = team.create(&format!("last-{place}"), resource, 1)?;
+        ensure!(refusal.is_none(), "{resource}: {refusal:?}");
+    }
+    eventually("the pods within the quota run", LIMIT, || {
+        let pods = lab.get(&["pods", "-n", NAMESPACE])?;
+        let phases: Vec<_> = pods["items"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .map(|pod| (pod["metadata"]["name"].clone(), pod["status"]["phase"].clone()))
+            .collect();
+        ensure!(
+            phases.len() == 2 * ALLOWED.len() && phases.iter().all(|(_, phase)| phase == "Running"),
+            "they are {phases:?}"
+        );
+        Ok(())
+    })
+}
