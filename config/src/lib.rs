@@ -31,6 +31,8 @@ mod device_list;
 mod device_selector;
 mod document;
 mod fields;
+#[cfg(test)]
+mod fuzz;
 mod health;
 mod host_path;
 mod load;

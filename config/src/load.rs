@@ -1,6 +1,6 @@
 //! Strict parsing of YAML: an unknown field, a wrong type or an impossible combination is an error with the field's path.
 
-use crate::{AgentConfig, FieldProblem};
+use crate::{AgentConfig, FieldProblem, yaml_value::check_nesting};
 use schemars::{JsonSchema, generate::SchemaSettings};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -69,6 +69,7 @@ fn load_strict<T: DeserializeOwned + JsonSchema>(text: &str) -> Result<T, LoadEr
     } else {
         text
     };
+    check_nesting(text).map_err(|error| malformed(".".to_owned(), &error))?;
     let mut unknown = Vec::new();
     let mut record = |path: serde_ignored::Path<'_>| unknown.push(path.to_string());
     let document = serde_yaml::Deserializer::from_str(text);
@@ -247,10 +248,12 @@ mod tests {
         );
     }
 
-    proptest::proptest! {
-        #[test]
-        fn any_text_gives_an_answer(text in "\\PC{0,200}") {
-            let _ = load(&text);
-        }
+    #[test]
+    fn a_document_that_is_nested_deeply_is_refused_at_once() {
+        let text = format!("resources: {}", "[".repeat(MAX_DOCUMENT_BYTES - 20));
+        assert_eq!(
+            message(&text),
+            "read configuration: .: more than 200 brackets are open at once"
+        );
     }
 }

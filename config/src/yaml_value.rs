@@ -1,4 +1,4 @@
-//! Values of YAML from documents of other programs, with a bound on what aliases make of them.
+//! Values of YAML from documents of other programs, with bounds on nesting and on what aliases make of them.
 
 use serde::{
     Deserializer,
@@ -13,11 +13,37 @@ const MAX_EXPANDED_BYTES: usize = 4 * 1024 * 1024;
 /// Bytes that an entry counts besides its text.
 const ENTRY_BYTES: usize = 16;
 
+/// Number of brackets that may be open at once. At each token, libyaml goes through all that are open (`scanner.c`,
+/// `yaml_parser_stale_simple_keys`): some 100,000 of them take a minute.
+const MAX_OPEN_BRACKETS: usize = 200;
+
+/// Checks that a document is not nested so deeply that its parser takes long. Brackets in texts and comments count, too.
+///
+/// # Errors
+/// When too many brackets are open at once.
+pub(crate) fn check_nesting<E: Error>(text: &str) -> Result<(), E> {
+    let mut open = 0_usize;
+    for byte in text.bytes() {
+        match byte {
+            b'[' | b'{' => open += 1,
+            b']' | b'}' => open = open.saturating_sub(1),
+            _ => {}
+        }
+        if open > MAX_OPEN_BRACKETS {
+            return Err(E::custom(format!(
+                "more than {MAX_OPEN_BRACKETS} brackets are open at once"
+            )));
+        }
+    }
+    Ok(())
+}
+
 /// Parses a document, with its merge keys applied (`<<`, as in YAML 1.1).
 ///
 /// # Errors
-/// When it is not YAML, has tags of its own, or its aliases make it too large.
+/// When it is not YAML, is nested too deeply, has tags of its own, or its aliases make it too large.
 pub fn yaml_value(text: &str) -> Result<Value, serde_yaml::Error> {
+    check_nesting::<serde_yaml::Error>(text)?;
     let budget = Cell::new(MAX_EXPANDED_BYTES);
     let mut value = BoundedValue(&budget).deserialize(serde_yaml::Deserializer::from_str(text))?;
     value.apply_merge()?;
@@ -139,5 +165,7 @@ mod tests {
         for text in ["{a: 1, a: 2}", "!tag a", "a: ["] {
             assert!(yaml_value(text).is_err(), "{text}");
         }
+        let error = yaml_value(&"[".repeat(201)).unwrap_err().to_string();
+        assert_eq!(error, "more than 200 brackets are open at once");
     }
 }

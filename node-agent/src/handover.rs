@@ -23,7 +23,7 @@ mod holder;
 mod liveness;
 mod lock;
 mod protocol;
-mod record;
+pub mod record;
 mod successor;
 mod take_back;
 

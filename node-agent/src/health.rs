@@ -25,6 +25,6 @@ pub mod node_health;
 mod probe_loop;
 mod probe_results;
 mod recent_xids;
-mod store;
+pub mod store;
 
 pub use monitor::{HealthMonitor, MonitorInputs};

@@ -34,6 +34,8 @@ mod container_runtime;
 mod devices;
 mod discover;
 mod driver;
+#[cfg(test)]
+mod fuzz;
 mod gpu_processes;
 mod handover;
 mod health;

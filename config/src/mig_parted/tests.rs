@@ -260,10 +260,3 @@ fn a_layout_that_mig_parted_cannot_say_is_refused_by_path() {
         "layout[0].devices: mig-parted selects GPUs by index and PCI id alone; layout[0].preset: mig-parted has no presets within a file; write the instances"
     );
 }
-
-proptest::proptest! {
-    #[test]
-    fn any_text_gives_an_answer(text in "\\PC{0,200}") {
-        let _ = mig_parted_layouts(&text);
-    }
-}

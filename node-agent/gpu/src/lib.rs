@@ -34,7 +34,7 @@ pub use choice::{
 };
 pub use desired::{
     DesiredDevice, DesiredDevices, DesiredDevicesError, DeviceProblem, DeviceProblemKind, ResourceRules,
-    desired_devices, desired_devices_beside,
+    desired_devices, desired_devices_beside, fits_list,
 };
 pub use diagnosis::{Finding, FindingSeverity, NodeSurroundings, diagnose, findings_table, is_without_gpus};
 pub use gpunode_config::{Allocation, Architecture};

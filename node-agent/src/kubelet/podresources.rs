@@ -256,4 +256,6 @@ fn pairs(devices: ContainerDevices) -> impl Iterator<Item = (String, String)> {
 }
 
 #[cfg(test)]
+mod fuzz;
+#[cfg(test)]
 pub mod tests;

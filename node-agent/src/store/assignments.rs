@@ -5,7 +5,7 @@ use crate::{
     runtime::blocking_thread::BlockingThread,
     store::{atomic_file, file_id::FileId},
 };
-use gpunode_gpu::Assignment;
+use gpunode_gpu::{Assignment, fits_list};
 use serde::{Deserialize, Serialize};
 use std::{
     collections::BTreeMap,
@@ -46,6 +46,16 @@ pub enum AssignmentsError {
         /// The cause.
         source: serde_json::Error,
     },
+    /// A device has more shares than a configuration can give it.
+    #[error("read the assignments {path}: {device} has {shares} shares, more than a list of the kubelet has room for")]
+    TooManyShares {
+        /// The file.
+        path: PathBuf,
+        /// UUID of the device.
+        device: String,
+        /// Their number.
+        shares: u32,
+    },
     /// Another version of the agent wrote the file.
     #[error("read the assignments {path}: version {version} is not {VERSION}, the version that this agent reads")]
     Version {
@@ -68,7 +78,14 @@ pub fn read(state_dir: &Path) -> Result<Assignments, AssignmentsError> {
         Ok(AssignmentsFile {
             version: VERSION,
             devices,
-        }) => Ok(devices),
+        }) => match devices.iter().find(|(_, assignment)| !fits_list(&assignment.sharing)) {
+            None => Ok(devices),
+            Some((device, assignment)) => Err(AssignmentsError::TooManyShares {
+                path,
+                device: device.clone(),
+                shares: assignment.sharing.shares(),
+            }),
+        },
         Ok(AssignmentsFile { version, .. }) => Err(AssignmentsError::Version { path, version }),
         Err(source) => Err(AssignmentsError::Parse { path, source }),
     }

@@ -30,6 +30,8 @@ pub mod doctor;
 pub mod dump;
 pub mod explain;
 pub mod export;
+#[cfg(test)]
+mod fuzz;
 pub mod import;
 mod layouts;
 pub mod mig;

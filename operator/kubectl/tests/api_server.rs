@@ -3,11 +3,15 @@
 
 mod table;
 
+use gpunode_fuzz::{Mutation, fuzz};
 use kube::{
     Client, Config,
     config::{KubeConfigOptions, Kubeconfig},
 };
+use kubectl_gpunode::validate::{KnownKinds, SourceText, ValidationResult};
 use std::collections::BTreeSet;
+
+const VERSION: &str = "gpunode.dev/v1alpha1";
 
 #[test]
 #[ignore = "needs a cluster with gpunode's CRDs, named by GPUNODE_TEST_KUBECONFIG: make test"]
@@ -18,8 +22,57 @@ fn a_real_api_server_gives_every_policy_of_the_table_the_same_verdict() {
         .expect("a runtime");
     let client = runtime.block_on(connect());
     table::compare("the API server", &table::cases(), |case| {
-        runtime.block_on(ask(&client, &case.yaml))
+        let version = case.yaml.lines().find_map(|line| line.strip_prefix("apiVersion: "));
+        runtime.block_on(ask(&client, version.expect("an apiVersion"), &case.yaml))
     });
+}
+
+#[test]
+#[ignore = "needs a cluster with gpunode's CRDs, named by GPUNODE_TEST_KUBECONFIG: make test"]
+fn a_real_api_server_accepts_a_damaged_policy_where_validate_does() {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .expect("a runtime");
+    let client = runtime.block_on(connect());
+    let kinds = KnownKinds::new().expect("schemas");
+    let good: Vec<String> = table::cases()
+        .into_iter()
+        .filter(|case| case.fields.is_empty())
+        .map(|case| case.yaml)
+        .collect();
+    let good: Vec<&str> = good.iter().map(String::as_str).collect();
+    let mut judged = [0, 0];
+    fuzz(|mutation: Mutation| {
+        let yaml = mutation.text(&good);
+        let file = SourceText {
+            name: "policy.yaml".to_owned(),
+            contents: yaml.clone(),
+        };
+        let reports = kinds.validate(&file);
+        // A request has one object, and its kind is in the path.
+        let [report] = reports.as_slice() else { return };
+        let is_policy = report.kind.as_deref() == Some("GpuNodePolicy") && report.object["apiVersion"] == VERSION;
+        if !is_policy || yaml.contains("\n---") {
+            return;
+        }
+        let (fields, words) = runtime.block_on(ask(&client, VERSION, &yaml));
+        let is_valid = report.result == ValidationResult::Valid;
+        let is_accepted = fields.is_empty();
+        // gpunode refuses combinations that a schema cannot express.
+        let by_gpunode = is_accepted
+            && !is_valid
+            && report
+                .problems
+                .iter()
+                .all(|problem| problem.path.starts_with("spec.devicePlugin"));
+        assert!(
+            is_valid == is_accepted || by_gpunode,
+            "{report:#?}\nbut the API server: {words}\n{yaml}"
+        );
+        judged[usize::from(is_valid)] += 1;
+    });
+    assert!(judged[0] > 0 && judged[1] > 0, "refused and accepted: {judged:?}");
 }
 
 async fn connect() -> Client {
@@ -32,12 +85,8 @@ async fn connect() -> Client {
 }
 
 /// The fields that the API server refuses, and its words.
-async fn ask(client: &Client, yaml: &str) -> (BTreeSet<String>, String) {
+async fn ask(client: &Client, version: &str, yaml: &str) -> (BTreeSet<String>, String) {
     // YAML goes over as it is, so that the server also judges what its own reader makes of it.
-    let version = yaml
-        .lines()
-        .find_map(|line| line.strip_prefix("apiVersion: "))
-        .expect("an apiVersion");
     let request = http::Request::post(format!(
         "/apis/{version}/gpunodepolicies?dryRun=All&fieldValidation=Strict"
     ))

@@ -5,6 +5,7 @@ mod choices;
 mod claims;
 mod divided;
 mod figures;
+mod fuzz;
 mod kubelet;
 mod model;
 mod slices;

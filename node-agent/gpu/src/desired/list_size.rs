@@ -12,6 +12,11 @@ use std::collections::BTreeMap;
 /// number (2 + 2 + 11).
 const SHARE_OVERHEAD: usize = 4 + 2 + 13 + 11 + 15;
 
+/// Returns true if a list of the kubelet has room for the shares of one device.
+pub fn fits_list(sharing: &DeviceSharing) -> bool {
+    (sharing.shares() as usize).saturating_mul(SHARE_OVERHEAD) <= MAX_LIST_BYTES
+}
+
 /// Fails if the list of a resource is larger than the kubelet receives.
 pub fn check_list_sizes(devices: &[DesiredDevice]) -> Result<(), DesiredDevicesError> {
     // Shares, bytes and sharing of each resource's list.

@@ -9,6 +9,8 @@
 
 mod configurations;
 mod daemonset;
+#[cfg(test)]
+mod fuzz;
 mod imported;
 mod policies;
 #[cfg(test)]

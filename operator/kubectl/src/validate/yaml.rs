@@ -50,6 +50,14 @@ pub fn read(text: &str) -> (Vec<YamlDocument>, Option<DocumentProblem>) {
         let message = format!("{} bytes exceed the API server's limit of {MAX_BYTES}", text.len());
         return (documents, Some(DocumentProblem::new("", message)));
     }
+    // The parser skips them, and the API server's does not.
+    if let Some(line) = text.lines().skip(1).position(|line| line.starts_with('\u{feff}')) {
+        let problem = DocumentProblem::new(
+            "",
+            "a byte order mark may only begin the file; remove it from this line",
+        );
+        return (documents, Some(problem.on_line(line + 2)));
+    }
     let mut reader = YamlReader {
         events: Parser::new_from_str(text),
         anchors: HashMap::new(),
@@ -275,6 +283,9 @@ mod tests {
         assert_eq!(documents.len(), 1);
         assert!(problem.expect("a problem").message.starts_with("is not valid YAML: "));
         assert!(read(&" ".repeat(MAX_BYTES + 1)).1.is_some());
+        assert!(read("\u{feff}a: 1\n").1.is_none());
+        let problem = read("a: 1\n\u{feff}# b\n").1.expect("a problem");
+        assert_eq!((problem.line, &problem.message[..17]), (Some(2), "a byte order mark"));
     }
 
     #[test]

@@ -174,6 +174,11 @@ impl GpuNodeFacts {
         self.conditions.iter().any(is_of_silent_agent)
     }
 
+    /// Returns true if the agent says that the kubelet lacks resources. One that starts has not published them.
+    pub(crate) fn is_registering(&self) -> bool {
+        self.conditions.iter().any(is_of_registering_agent)
+    }
+
     /// Returns true if nothing that the planner reads differs between two readings of a `GpuNode`.
     pub fn is_same_but_version(&self, other: &Self) -> bool {
         // Names each field, so that nobody forgets a new one here.
@@ -242,7 +247,9 @@ fn read_conditions(mut read: Vec<Condition>) -> Vec<Condition> {
         if condition.status == "True" {
             condition.message = String::new();
         }
-        is_of(condition, &[ConditionType::Ready, ConditionType::DriverAvailable]) || is_of_silent_agent(condition)
+        is_of(condition, &[ConditionType::Ready, ConditionType::DriverAvailable])
+            || is_of_silent_agent(condition)
+            || is_of_registering_agent(condition)
     });
     read.shrink_to_fit();
     read
@@ -250,6 +257,10 @@ fn read_conditions(mut read: Vec<Condition>) -> Vec<Condition> {
 
 fn is_of_silent_agent(condition: &Condition) -> bool {
     SILENT.iter().any(|reason| reason.as_str() == condition.reason)
+}
+
+fn is_of_registering_agent(condition: &Condition) -> bool {
+    condition.reason == Reason::Registering.as_str()
 }
 
 /// Drops from a status what only people and other programs read.

@@ -185,10 +185,11 @@ fn labels_follow_what_is_in_force_and_come_back() -> Result<()> {
     lab.await_plugin(T4)?;
     await_facts(&lab, T4, &[EVERYWHERE, &shared])?;
     let writes = audit.gpunode_writes()?.into_iter();
-    let writes = writes
+    let writes: Vec<String> = writes
         .filter(|event| event.resource() == "nodes" && !event.is_of_record_alone())
-        .count();
-    assert_eq!(writes, 0, "no label changed meanwhile");
+        .map(|event| format!("{event}: {}", event.request().unwrap_or(&Value::Null)))
+        .collect();
+    assert_eq!(writes, Vec::<String>::new(), "no label changed meanwhile");
     lab.kubectl(&["delete", "gpunodepolicy", "sharing", "--timeout=30s"])?;
     await_facts(&lab, T4, &[EVERYWHERE, OF_T4])
 }

@@ -42,6 +42,15 @@ fn expected() -> Expected {
 }
 
 fn reported(hardware: &Value, document: Option<&str>) -> GpuNodeStatus {
+    reported_at(hardware, document, |snapshot| snapshot)
+}
+
+/// Returns the report of a moment at which `moment` makes the snapshot of the devices another one.
+fn reported_at(
+    hardware: &Value,
+    document: Option<&str>,
+    moment: impl Fn(DeviceSnapshot) -> DeviceSnapshot,
+) -> GpuNodeStatus {
     let library = Library::new(&serde_yaml::to_string(hardware).unwrap());
     let function = |_: &str| PciFunction {
         numa_node: None,
@@ -81,7 +90,7 @@ fn reported(hardware: &Value, document: Option<&str>) -> GpuNodeStatus {
         registered,
     });
     let snapshot = if plugin.is_some() {
-        state.snapshot()
+        moment(state.snapshot())
     } else {
         DeviceSnapshot::default()
     };
@@ -98,9 +107,13 @@ fn reported(hardware: &Value, document: Option<&str>) -> GpuNodeStatus {
 }
 
 fn labels(status: GpuNodeStatus) -> BTreeMap<String, String> {
+    labels_after(status, &BTreeMap::new())
+}
+
+fn labels_after(status: GpuNodeStatus, owned: &BTreeMap<String, String>) -> BTreeMap<String, String> {
     let mut gpu_node = GpuNode::new("n", GpuNodeSpec::default());
     gpu_node.status = Some(status);
-    gpunode_plan::gpu_labels(Some(&GpuNodeFacts::of(gpu_node)), &BTreeMap::new()).labels
+    gpunode_plan::gpu_labels(Some(&GpuNodeFacts::of(gpu_node)), owned).labels
 }
 
 fn in_full(labels: &BTreeMap<String, String>) -> BTreeMap<String, String> {
@@ -127,6 +140,24 @@ fn the_labels_of_each_board_are_those_that_are_written_down() {
             case.name
         );
     }
+}
+
+#[test]
+fn labels_stay_while_an_agent_that_starts_has_not_published_its_lists() {
+    let cases = expected().cases;
+    let case = cases
+        .iter()
+        .find(|case| case.labels.get("gpu.replicas").is_some_and(|count| count != "1"))
+        .unwrap();
+    let report = || reported(&case.hardware, case.config.as_deref());
+    let before = labels(report());
+    // The kubelet was asked for holders, and the CDI file is not written yet.
+    let unpublished = reported_at(&case.hardware, case.config.as_deref(), |snapshot| {
+        snapshot.before_publication(Vec::new())
+    });
+    assert_eq!(unpublished.resources, []);
+    assert_eq!(labels_after(unpublished, &before), before);
+    assert_eq!(labels_after(report(), &before), before);
 }
 
 #[test]

@@ -222,7 +222,7 @@ fn labels_stay_until_an_agent_that_starts_or_awaits_its_driver_knows_what_is_sha
     let owned = |pairs: &[(&str, &str)]| pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
     let owned: BTreeMap<String, String> = owned(&[("accelerator", "t4"), ("nvidia.com/gpu.replicas", "4")]);
     let kept = BTreeMap::from([("nvidia.com/gpu.replicas".to_owned(), "4".to_owned())]);
-    for reason in [Reason::HoldersUnknown, Reason::DriverNotReady] {
+    for reason in [Reason::HoldersUnknown, Reason::DriverNotReady, Reason::Registering] {
         gpu_node.status = Some(GpuNodeStatus {
             conditions: vec![condition(reason)],
             ..of(vec![gpu(0, "a")])
