@@ -17,7 +17,7 @@ mkdir -p "$folder/found"
 echo "building the fuzz tests for libFuzzer"
 # With --target, programs that run during the build are not instrumented.
 RUSTFLAGS="--cfg fuzzing ${coverage[*]}" cargo test --locked --profile fuzz --target "$host" --target-dir "$folder/build" \
-  "${packages[@]/#/--package=}" --lib --bins --no-run --message-format=json-render-diagnostics > "$folder/built.json"
+  "${packages[@]/#/--package=}" --lib --bin gpunode-agent --no-run --message-format=json-render-diagnostics > "$folder/built.json"
 
 failed=0
 while IFS=$'\t' read -r program crate; do

@@ -1,7 +1,11 @@
 //! A stand-in for NVIDIA's gpu-operator: its labels and ClusterPolicy, the file of mig-parted, and DaemonSets that follow the labels
 //! as mig-manager and the device plugin do. Their pods do nothing.
 
-use crate::{Lab, eventually, manifest, names};
+use crate::{
+    Lab, eventually,
+    idle_daemonset::{idle_daemonset, nvidia_plugin_daemonset},
+    manifest, names,
+};
 use anyhow::{Result, ensure};
 use serde_json::{Value, json};
 use std::time::Duration;
@@ -20,22 +24,12 @@ pub struct GpuOperator<'a> {
 impl<'a> GpuOperator<'a> {
     /// Installs it, with a file of mig-parted. `nodes` are names with the configuration that mig-manager has given them.
     pub fn install(lab: &'a Lab, nodes: &[(&str, &str)], file: &str) -> Result<Self> {
-        let operator = Self { lab };
-        let objects = [
-            crd(),
-            json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}),
-            json!({"apiVersion": "v1", "kind": "ConfigMap", "data": {"config.yaml": file},
-                "metadata": {"name": "default-mig-parted-config", "namespace": NAMESPACE}}),
-        ];
-        lab.apply(&manifest(&objects))?;
-        let policy = json!({"apiVersion": "nvidia.com/v1", "kind": "ClusterPolicy", "metadata": {"name": "cluster-policy"},
-        "spec": {
+        let spec = json!({
             "mig": {"strategy": "mixed"},
             "migManager": {"enabled": true, "config": {"name": "default-mig-parted-config"}},
             "devicePlugin": {"enabled": true},
-        }});
-        // The API server serves a new kind a moment later.
-        eventually("there is a ClusterPolicy", LIMIT, || lab.apply(&policy.to_string()))?;
+        });
+        let operator = Self::found(lab, &spec, "default-mig-parted-config", &json!({"config.yaml": file}))?;
         for (node, config) in nodes {
             lab.kubectl(&[
                 "label",
@@ -52,13 +46,46 @@ impl<'a> GpuOperator<'a> {
         Ok(operator)
     }
 
+    /// Installs it with the device plugin alone, on one node. `configurations` are those of the plugin, by name.
+    pub fn install_device_plugin(lab: &'a Lab, node: &str, configurations: &Value) -> Result<Self> {
+        let config = json!({"name": "device-plugin-configs", "default": "default"});
+        let spec = json!({"migManager": {"enabled": false}, "devicePlugin": {"enabled": true, "config": config}});
+        let operator = Self::found(lab, &spec, "device-plugin-configs", configurations)?;
+        lab.kubectl(&["label", "node", node, "nvidia.com/gpu.deploy.device-plugin=true"])?;
+        operator.start_device_plugin()?;
+        operator.await_pods(0, 1)?;
+        Ok(operator)
+    }
+
+    fn found(lab: &'a Lab, spec: &Value, config_map: &str, data: &Value) -> Result<Self> {
+        let operator = Self { lab };
+        let objects = [
+            crd(),
+            json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}),
+            json!({"apiVersion": "v1", "kind": "ConfigMap", "data": data,
+                "metadata": {"name": config_map, "namespace": NAMESPACE}}),
+        ];
+        lab.apply(&manifest(&objects))?;
+        let policy = json!({"apiVersion": "nvidia.com/v1", "kind": "ClusterPolicy", "metadata": {"name": "cluster-policy"},
+            "spec": spec});
+        // The API server serves a new kind a moment later.
+        eventually("there is a ClusterPolicy", LIMIT, || lab.apply(&policy.to_string()))?;
+        Ok(operator)
+    }
+
     /// Starts mig-manager and the device plugin on the nodes whose labels say so, as with `enabled: true` in the ClusterPolicy.
     pub fn start(&self) -> Result<()> {
-        let daemonsets = [
-            daemonset(MIG_MANAGER, "nvidia.com/gpu.deploy.mig-manager"),
-            daemonset(DEVICE_PLUGIN, "nvidia.com/gpu.deploy.device-plugin"),
-        ];
-        self.lab.apply(&manifest(&daemonsets))
+        let selector = json!({"nvidia.com/gpu.deploy.mig-manager": "true"});
+        self.lab
+            .apply(&idle_daemonset(NAMESPACE, MIG_MANAGER, &selector).to_string())?;
+        self.start_device_plugin()
+    }
+
+    /// Starts the device plugin alone.
+    pub fn start_device_plugin(&self) -> Result<()> {
+        let selector = json!({"nvidia.com/gpu.deploy.device-plugin": "true"});
+        self.lab
+            .apply(&nvidia_plugin_daemonset(NAMESPACE, DEVICE_PLUGIN, &selector).to_string())
     }
 
     /// Removes both from the cluster, as with `enabled: false` in the ClusterPolicy.
@@ -83,8 +110,8 @@ impl<'a> GpuOperator<'a> {
 
 impl Drop for GpuOperator<'_> {
     fn drop(&mut self) {
-        self.lab.remove_after_test("namespace", NAMESPACE);
-        self.lab.remove_after_test("crd", CRD);
+        self.lab.remove_after_test(&["namespace", NAMESPACE]);
+        self.lab.remove_after_test(&["crd", CRD]);
     }
 }
 
@@ -97,16 +124,4 @@ fn crd() -> Value {
         "names": {"kind": "ClusterPolicy", "plural": "clusterpolicies", "singular": "clusterpolicy"},
         "versions": [{"name": "v1", "served": true, "storage": true, "schema": {"openAPIV3Schema": schema}}],
     }})
-}
-
-/// A DaemonSet on the nodes that have a label.
-fn daemonset(name: &str, label: &str) -> Value {
-    let app = json!({"app": name});
-    json!({"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": {"name": name, "namespace": NAMESPACE},
-    "spec": {"selector": {"matchLabels": app}, "template": {"metadata": {"labels": app}, "spec": {
-        "nodeSelector": {label: "true"},
-        "tolerations": [{"operator": "Exists"}],
-        "terminationGracePeriodSeconds": 0,
-        "containers": [{"name": "main", "image": "gpunode.test/cuda:1", "command": ["sleep", "100000"]}],
-    }}}})
 }

@@ -35,14 +35,17 @@ pub const NODES: [&str; 5] = [CPU, A100, MIXED, T4, V100];
 const SETTLE: Duration = Duration::from_mins(3);
 
 /// Labels and annotations that tests ask something of nodes with.
-const LABELS: [&str; 7] = [
+const LABELS: [&str; 10] = [
     "example.com/nvidia-plugin",
     "gpunode.dev/ignore",
     "gpunode.dev/release",
+    "gpushare",
+    "nvidia-device-enable",
     "nvidia.com/gpu.deploy.device-plugin",
     "nvidia.com/gpu.deploy.mig-manager",
     "nvidia.com/mig.config",
     "nvidia.com/mig.config.state",
+    "sharing",
 ];
 const ANNOTATIONS: [&str; 1] = ["gpunode.dev/recovered"];
 
@@ -315,10 +318,10 @@ impl Lab {
 
     /// Removes an object that `clean` does not know, in a destructor, which has nobody to return an error to.
     #[allow(clippy::print_stderr, reason = "a destructor has nobody to return an error to")]
-    pub fn remove_after_test(&self, kind: &str, name: &str) {
-        let delete = ["delete", kind, name, "--ignore-not-found", "--timeout=90s"];
+    pub fn remove_after_test(&self, object: &[&str]) {
+        let delete = [&["delete"], object, &["--ignore-not-found", "--timeout=90s"]].concat();
         if let Err(error) = self.kubectl(&delete) {
-            eprintln!("remove {kind} {name} after a test: {error:#}");
+            eprintln!("remove {} after a test: {error:#}", object.join(" "));
         }
     }
 

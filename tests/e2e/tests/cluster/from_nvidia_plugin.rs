@@ -4,10 +4,10 @@
 use crate::{
     faults::allocates_a_gpu,
     samples,
-    staying_up::{await_served_by_another, await_served_by_another_no_more, device_plugins, runtime},
+    staying_up::{await_served_by_another, await_served_by_another_no_more, device_plugins, replicas, runtime},
 };
 use anyhow::{Context, Result, ensure};
-use gpunode_e2e::{Lab, T4, eventually, manifest, names, page_commands, page_file};
+use gpunode_e2e::{Lab, T4, eventually, manifest, names, nvidia_plugin_daemonset, page_commands, page_file};
 use gpunode_node_tests::OtherPlugin;
 use serde_json::json;
 use std::{fs, time::Duration};
@@ -67,28 +67,12 @@ struct NvidiaPlugin<'a> {
 impl<'a> NvidiaPlugin<'a> {
     fn install(lab: &'a Lab) -> Result<Self> {
         let plugin = Self { lab };
-        let app = json!({"app.kubernetes.io/name": "nvidia-device-plugin"});
         let sliced = "version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}\n";
-        let program = "mkdir -p /bin2 && printf '#!/bin/sh\\nexec sleep 100000\\n' > /bin2/nvidia-device-plugin && chmod +x \
-                       /bin2/nvidia-device-plugin";
-        let mount = json!([{"name": "program", "mountPath": "/bin2"}]);
         let objects = [
             json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}),
             json!({"apiVersion": "v1", "kind": "ConfigMap", "data": {"default": sliced, "whole": "version: v1\n"},
                 "metadata": {"name": "nvidia-device-plugin-configs", "namespace": NAMESPACE}}),
-            json!({"apiVersion": "apps/v1", "kind": "DaemonSet",
-            "metadata": {"name": "nvidia-device-plugin", "namespace": NAMESPACE},
-            "spec": {"selector": {"matchLabels": app}, "template": {"metadata": {"labels": app}, "spec": {
-                "nodeSelector": {"pool": "inference"},
-                "tolerations": [{"operator": "Exists"}],
-                "terminationGracePeriodSeconds": 0,
-                "initContainers": [{"name": "program", "image": "gpunode.test/cuda:1", "volumeMounts": mount,
-                    "command": ["sh", "-c", program]}],
-                "containers": [{"name": "nvidia-device-plugin-ctr", "image": "gpunode.test/cuda:1",
-                    "command": ["/bin2/nvidia-device-plugin"], "volumeMounts": mount,
-                    "env": [{"name": "CONFIG_FILE", "value": "/config/config.yaml"}]}],
-                "volumes": [{"name": "program", "emptyDir": {}}],
-            }}}}),
+            nvidia_plugin_daemonset(NAMESPACE, "nvidia-device-plugin", &json!({"pool": "inference"})),
         ];
         lab.apply(&manifest(&objects))?;
         plugin.await_pods(1)?;
@@ -111,15 +95,8 @@ impl<'a> NvidiaPlugin<'a> {
 
 impl Drop for NvidiaPlugin<'_> {
     fn drop(&mut self) {
-        self.lab.remove_after_test("namespace", NAMESPACE);
+        self.lab.remove_after_test(&["namespace", NAMESPACE]);
     }
-}
-
-/// Ids of shared GPUs as the plugin has them.
-fn replicas(lab: &Lab) -> Result<Vec<String>> {
-    let gpus = lab.gpu_uuids(T4)?.into_iter();
-    let replicas = gpus.flat_map(|gpu| (0..4).map(move |replica| format!("{gpu}::{replica}")));
-    Ok(replicas.collect())
 }
 
 /// Applies both policies. Before a plugin leaves, no plan tells what the node offers.

@@ -2,7 +2,7 @@
 
 use crate::samples;
 use anyhow::{Context, Result, ensure};
-use gpunode_e2e::{HeldRecorder, Lab, MIXED, Recording, T4, device_of, eventually};
+use gpunode_e2e::{HeldRecorder, Lab, MIXED, Recording, device_of, eventually};
 use serde_json::Value;
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -134,55 +134,4 @@ fn a_deployment_that_fits_the_node_but_no_gpu_fails_at_most_twice_and_runs_when_
     let still = failed(&lab.get(&["pods", "-l", "app=unfit"])?).len();
     assert_eq!(still, failed_pods.len(), "no further pod failed");
     check_units(&recorder.finish()?, &units_of)
-}
-
-/// Sample 1 of gpushare's user guide (`demo/binpack-1`), its image and its node aside.
-const GPUSHARE: &str = "apiVersion: apps/v1
-kind: StatefulSet
-metadata:
-  name: binpack-1
-  labels:
-    app: binpack-1
-spec:
-  replicas: 3
-  serviceName: binpack-1
-  podManagementPolicy: Parallel
-  selector:
-    matchLabels:
-      app: binpack-1
-  template:
-    metadata:
-      labels:
-        app: binpack-1
-    spec:
-      terminationGracePeriodSeconds: 0
-      containers:
-      - name: binpack-1
-        image: gpunode.test/cuda:1
-        command: [sleep, '100000']
-        resources:
-          limits:
-            # GiB
-            aliyun.com/gpu-mem: 3
-";
-
-#[test]
-#[ignore = "needs the local cluster: make test"]
-fn manifests_of_gpushare_run_with_the_environment_that_they_expect() -> Result<()> {
-    let lab = Lab::enter()?;
-    let policy = "{resources: [{name: aliyun.com/gpu-mem, sharing: {strategy: Memory}}]}";
-    lab.apply(&samples::sharing("inference", policy))?;
-    // 15360 MiB each.
-    lab.await_allocatable(T4, "aliyun.com/gpu-mem", 4 * 15)?;
-    let gpus = lab.gpu_uuids(T4)?;
-    lab.apply(GPUSHARE)?;
-    for pod in lab.await_running("binpack-1", 3)? {
-        let environment = lab.environment(&pod)?;
-        let value = |name: &str| environment.get(name).map(String::as_str).unwrap_or_default();
-        assert_eq!(value("ALIYUN_COM_GPU_MEM_IDX"), "0", "all are packed on one GPU");
-        assert_eq!(value("ALIYUN_COM_GPU_MEM_DEV"), "15");
-        assert_eq!(value("ALIYUN_COM_GPU_MEM_CONTAINER"), "3");
-        assert_eq!(lab.visible(&pod)?.first(), gpus.first());
-    }
-    Ok(())
 }

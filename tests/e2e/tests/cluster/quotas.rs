@@ -2,23 +2,38 @@
 
 use crate::samples::sharing;
 use anyhow::{Result, ensure};
-use gpunode_e2e::{Lab, T4, eventually};
+use gpunode_e2e::{Lab, MIXED, T4, eventually};
 use std::time::Duration;
 
 const NAMESPACE: &str = "team";
 const LIMIT: Duration = Duration::from_mins(3);
 
-/// The resources of a T4 each, with what the namespace may have of them.
-const ALLOWED: [(&str, u32); 3] = [
-    ("nvidia.com/gpu", 2),
-    ("aliyun.com/gpu-mem", 4),
-    ("nvidia.com/gpu.sliced", 3),
+/// A resource, the pool of the nodes that have it, and what the namespace may have of it.
+type Allowance = (&'static str, &'static str, u32);
+
+/// Whole GPUs, and every way to share one.
+const ALLOWED: [Allowance; 5] = [
+    ("nvidia.com/gpu", "inference", 1),
+    ("aliyun.com/gpu-mem", "inference", 4),
+    ("nvidia.com/gpu.sliced", "inference", 3),
+    ("nvidia.com/gpu.mps", "inference", 4),
+    ("nvidia.com/mig-3g.40gb", "mixed", 2),
 ];
 
 const PLUGIN: &str = "{resources: [
     {name: aliyun.com/gpu-mem, devices: {indices: [0]}, sharing: {strategy: Memory}},
     {name: nvidia.com/gpu.sliced, devices: {indices: [1]}, sharing: {strategy: TimeSlicing, replicas: 4}},
+    {name: nvidia.com/gpu.mps, devices: {indices: [2]}, sharing: {strategy: Mps, replicas: 5}},
     {name: nvidia.com/gpu}]}";
+
+/// Advertises MIG devices by their profiles.
+const MIXED_POLICY: &str = "apiVersion: gpunode.dev/v1alpha1
+kind: GpuNodePolicy
+metadata: {name: mig}
+spec:
+  nodeSelector: {matchLabels: {pool: mixed}}
+  devicePlugin: {mig: {strategy: Mixed}}
+";
 
 /// A namespace with a quota, which is removed when this is dropped.
 struct Team<'a>(&'a Lab);
@@ -29,7 +44,7 @@ impl<'a> Team<'a> {
         lab.kubectl(&["create", "namespace", NAMESPACE])?;
         let hard: Vec<String> = ALLOWED
             .iter()
-            .map(|(resource, count)| format!("requests.{resource}={count}"))
+            .map(|(resource, _, count)| format!("requests.{resource}={count}"))
             .collect();
         lab.kubectl(&[
             "-n",
@@ -50,13 +65,13 @@ impl<'a> Team<'a> {
     }
 
     /// Creates a pod. Gives the refusal, if there is one.
-    fn create(&self, name: &str, resource: &str, count: u32) -> Result<Option<String>> {
+    fn create(&self, name: &str, (resource, pool, _): Allowance, count: u32) -> Result<Option<String>> {
         let pod = format!(
             "apiVersion: v1
 kind: Pod
 metadata: {{name: {name}, namespace: {NAMESPACE}}}
 spec:
-  nodeSelector: {{pool: inference}}
+  nodeSelector: {{pool: {pool}}}
   tolerations: [{{operator: Exists}}]
   terminationGracePeriodSeconds: 0
   containers:
@@ -73,7 +88,7 @@ spec:
 
 impl Drop for Team<'_> {
     fn drop(&mut self) {
-        self.0.remove_after_test("namespace", NAMESPACE);
+        self.0.remove_after_test(&["namespace", NAMESPACE]);
     }
 }
 
@@ -82,19 +97,26 @@ impl Drop for Team<'_> {
 fn a_namespace_gets_of_each_resource_what_its_quota_allows() -> Result<()> {
     let lab = Lab::enter()?;
     lab.apply(&sharing("inference", PLUGIN))?;
+    lab.apply(MIXED_POLICY)?;
     lab.await_ready("sharing")?;
-    for (resource, served) in [
-        ("nvidia.com/gpu", 2),
-        ("aliyun.com/gpu-mem", 15),
-        ("nvidia.com/gpu.sliced", 4),
+    lab.await_ready("mig")?;
+    for (node, resource, served) in [
+        (T4, "nvidia.com/gpu", 1),
+        (T4, "aliyun.com/gpu-mem", 15),
+        (T4, "nvidia.com/gpu.sliced", 4),
+        (T4, "nvidia.com/gpu.mps", 5),
+        (MIXED, "nvidia.com/mig-3g.40gb", 3),
     ] {
-        lab.await_allocatable(T4, resource, served)?;
+        lab.await_allocatable(node, resource, served)?;
     }
     let team = Team::found(&lab)?;
-    for (place, (resource, allowed)) in ALLOWED.into_iter().enumerate() {
-        let refusal = team.create(&format!("first-{place}"), resource, allowed - 1)?;
-        ensure!(refusal.is_none(), "{resource}: {refusal:?}");
-        let refusal = team.create(&format!("more-{place}"), resource, 2)?.unwrap_or_default();
+    for (place, allowance) in ALLOWED.into_iter().enumerate() {
+        let (resource, _, allowed) = allowance;
+        if allowed > 1 {
+            let refusal = team.create(&format!("first-{place}"), allowance, allowed - 1)?;
+            ensure!(refusal.is_none(), "{resource}: {refusal:?}");
+        }
+        let refusal = team.create(&format!("more-{place}"), allowance, 2)?.unwrap_or_default();
         let expected = [
             format!("exceeded quota: gpus, requested: requests.{resource}=2"),
             format!("used: requests.{resource}={}", allowed - 1),
@@ -104,7 +126,7 @@ fn a_namespace_gets_of_each_resource_what_its_quota_allows() -> Result<()> {
             expected.iter().all(|part| refusal.contains(part)),
             "{resource}: {refusal}"
         );
-        let refusal = team.create(&format!("last-{place}"), resource, 1)?;
+        let refusal = team.create(&format!("last-{place}"), allowance, 1)?;
         ensure!(refusal.is_none(), "{resource}: {refusal:?}");
     }
     eventually("the pods within the quota run", LIMIT, || {
@@ -116,7 +138,7 @@ fn a_namespace_gets_of_each_resource_what_its_quota_allows() -> Result<()> {
             .map(|pod| (pod["metadata"]["name"].clone(), pod["status"]["phase"].clone()))
             .collect();
         ensure!(
-            phases.len() == 2 * ALLOWED.len() && phases.iter().all(|(_, phase)| phase == "Running"),
+            phases.len() == 2 * ALLOWED.len() - 1 && phases.iter().all(|(_, phase)| phase == "Running"),
             "they are {phases:?}"
         );
         Ok(())

@@ -6,6 +6,36 @@ use gpunode_e2e::{Lab, T4};
 /// Image of test pods.
 const LOCAL_IMAGE: &str = "gpunode.test/cuda:1";
 
+/// The StatefulSet of gpushare's user guide, with another image and the command that it needs.
+pub const BINPACK: &str = "apiVersion: apps/v1
+kind: StatefulSet
+metadata:
+  name: binpack-1
+  labels:
+    app: binpack-1
+spec:
+  replicas: 3
+  serviceName: binpack-1
+  podManagementPolicy: Parallel
+  selector:
+    matchLabels:
+      app: binpack-1
+  template:
+    metadata:
+      labels:
+        app: binpack-1
+    spec:
+      terminationGracePeriodSeconds: 0
+      containers:
+      - name: binpack-1
+        image: gpunode.test/cuda:1
+        command: [sleep, '100000']
+        resources:
+          limits:
+            # GiB
+            aliyun.com/gpu-mem: 3
+";
+
 /// A file of `manifests/samples`.
 pub fn policy(name: &str) -> Result<String> {
     let path = Lab::repository().join("manifests/samples").join(format!("{name}.yaml"));

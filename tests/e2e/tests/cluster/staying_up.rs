@@ -68,6 +68,13 @@ pub fn device_plugins(lab: &Lab) -> Result<PathBuf> {
     )))
 }
 
+/// Ids of the shared GPUs of the T4 node, as NVIDIA's plugin has them.
+pub fn replicas(lab: &Lab) -> Result<Vec<String>> {
+    let gpus = lab.gpu_uuids(T4)?.into_iter();
+    let replicas = gpus.flat_map(|gpu| (0..4).map(move |replica| format!("{gpu}::{replica}")));
+    Ok(replicas.collect())
+}
+
 pub fn runtime() -> Result<Runtime> {
     Builder::new_multi_thread()
         .worker_threads(1)

@@ -34,6 +34,7 @@ fn whatever_ids_are_asked_for_a_container_gets_free_shares_or_a_refusal_with_a_r
         let config = CONFIGS[usize::from(config) % CONFIGS.len()];
         let mut test = AllocatorTest::new(config, &[]);
         let mut given: BTreeSet<String> = BTreeSet::new();
+        let mut holders: Vec<ContainerShares> = Vec::new();
         for request in requests {
             let ids: Vec<String> = request.iter().map(|id| id.text(&IDS)).collect();
             let healthy: BTreeSet<String> = test.healthy().into_iter().map(|(_, id)| id).collect();
@@ -44,8 +45,7 @@ fn whatever_ids_are_asked_for_a_container_gets_free_shares_or_a_refusal_with_a_r
                 preferred.ids.iter().all(|id| ids.contains(id)),
                 "{preferred:?} of {ids:?}"
             );
-            // A second apart, so that no container of one pod hands on what it has.
-            test.now += Duration::from_secs(2);
+            test.observe(&holders);
             match test.allocator.allocate(RESOURCE, &ids, test.now, test.now, None) {
                 Ok(got) => {
                     let asked: BTreeSet<String> = ids.into_iter().collect();
@@ -54,6 +54,8 @@ fn whatever_ids_are_asked_for_a_container_gets_free_shares_or_a_refusal_with_a_r
                     let devices: BTreeSet<&str> = asked.iter().map(|id| device_of(id)).collect();
                     let got: BTreeSet<&str> = got.devices.iter().map(|(device, _)| device.uuid.as_str()).collect();
                     assert_eq!(got, devices);
+                    let ids: Vec<&str> = asked.iter().map(String::as_str).collect();
+                    holders.push(holding(&format!("pod-{}", holders.len()), RESOURCE, &ids));
                     given.extend(asked);
                 }
                 Err(refusal) => assert!(!refusal.to_string().is_empty()),
