@@ -100,5 +100,5 @@ gpu-check: ## compare gpunode with nvidia-smi on this machine, which has a GPU; 
 	@$(TARGET)/release/gpunode-gpu-check $(ARGS)
 
 .PHONY: soak
-soak: kubernetes images ## kill the agent at random moments for a long time (SOAK_SECONDS=1800, GPUNODE_SOAK_SEED=n)
+soak: kubernetes images ## kill agents at random and fuzz, each test for long (SOAK_SECONDS=1800, GPUNODE_SOAK_SEED=n)
 	@tests/soak.sh

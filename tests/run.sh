@@ -40,7 +40,7 @@ start() { # CLUSTER-FILE: a cluster with gpunode
 e2e() {
   local others=() module
   for module in $on_agents $on_removal $on_mig; do others+=(--skip "$module"); done
-  GPUNODE_TEST_KUBECONFIG=$PWD/target/cluster/e2e/admin.kubeconfig stage "manifests at an API server" program api_server --ignored
+  ARBTEST_BUDGET_MS=10000 GPUNODE_TEST_KUBECONFIG=$PWD/target/cluster/e2e/admin.kubeconfig stage "manifests at an API server" program api_server --ignored
   # Before anything is left behind that goes minutes later, for which it would have to wait.
   stage "an unchanged world" on_cluster cluster quiet::
   # Begun first and awaited last: a kubelet keeps the key of a resource for five minutes.
@@ -103,6 +103,14 @@ lane() { # CLUSTER FUNCTION [CLUSTER-FILE]
   "$2"
   stage "plans of cluster $1" on_cluster plans --nocapture
 }
+# Programs with fuzz tests. Each test gets its time alone.
+fuzz() {
+  local target
+  export ARBTEST_BUDGET_MS=10000
+  for target in gpunode_config gpunode_gpu kubectl_gpunode gpunode-agent; do
+    stage "fuzz tests of $target" program "$target" fuzz:: --test-threads=1
+  done
+}
 lane_e2e() { lane e2e e2e; }
 lane_agents() { lane e2e-agents e2e_agents; }
 lane_removal() { lane e2e-removal e2e_removal; }
@@ -121,6 +129,7 @@ beside e2e-agents lane_agents
 beside e2e-removal lane_removal
 beside e2e-mig lane_mig
 beside tests others
+beside fuzz fuzz
 wait "${pids[@]}" || true
 pids=()
 

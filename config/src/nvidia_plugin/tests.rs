@@ -92,6 +92,23 @@ fn an_empty_file_keeps_what_the_plugin_does_by_default() {
 }
 
 #[test]
+fn mps_without_its_root_is_refused_where_the_flags_are_known() {
+    let import = |env: &[(&str, &str)]| {
+        let file = "sharing: {mps: {resources: [{name: gpu, replicas: 2}]}}";
+        nvidia_plugin_config(file, &container(&[], env), DiscardedParts::Ignore).map(drop)
+    };
+    for env in [&[("MIG_STRATEGY", "none")][..], &[("MPS_ROOT", "")]] {
+        let error = import(env).unwrap_err().to_string();
+        assert!(
+            error.starts_with("sharing.mps: NVIDIA's plugin does not start with it unless MPS_ROOT"),
+            "{error}"
+        );
+    }
+    assert_eq!(import(&[("MPS_ROOT", "/run/nvidia/mps")]), Ok(()));
+    assert_eq!(import(&[]), Ok(()), "a file alone");
+}
+
+#[test]
 fn the_plugins_xids_stay_those_that_count() {
     let health = |env: &[(&str, &str)]| {
         let import = import_with("", &[], env, DiscardedParts::Ignore);

@@ -75,7 +75,7 @@ fn one_input(bytes: &[u8]) -> i32 {
     if is_whole { 0 } else { -1 }
 }
 
-/// What libfuzzer-sys wants to call; the driver is given [`on_input`] instead.
+/// The function that libfuzzer-sys calls; the driver is given [`on_input`] instead.
 // SAFETY: no other function has this name.
 #[unsafe(no_mangle)]
 fn rust_fuzzer_test_input(bytes: &[u8]) -> i32 {

@@ -25,7 +25,7 @@ use configurations::PluginConfigurations;
 use daemonset::PluginDaemonSet;
 use gpunode_config::{DiscardedParts, nvidia_plugin_config};
 use imported::ImportedConfiguration;
-use std::path::Path;
+use std::{collections::HashMap, path::Path};
 
 /// Text to print, and what a person has to know besides.
 #[derive(Debug)]
@@ -126,6 +126,7 @@ fn read(path: &Path) -> anyhow::Result<(String, String)> {
 /// Returns the remarks as texts, each once, with the configurations that it is about unless it is about all.
 fn remarks(imported: &[ImportedConfiguration], is_wanted: impl Fn(bool) -> bool) -> Vec<String> {
     let mut found: Vec<(String, Vec<&str>)> = Vec::new();
+    let mut places: HashMap<String, usize> = HashMap::new();
     for configuration in imported {
         let wanted = configuration
             .imported
@@ -134,7 +135,8 @@ fn remarks(imported: &[ImportedConfiguration], is_wanted: impl Fn(bool) -> bool)
             .filter(|remark| is_wanted(remark.is_ignored));
         for text in wanted.map(ToString::to_string) {
             let name = configuration.name.as_deref().unwrap_or_default();
-            match found.iter_mut().find(|(known, _)| *known == text) {
+            let place = *places.entry(text.clone()).or_insert(found.len());
+            match found.get_mut(place) {
                 Some((_, names)) => names.push(name),
                 None => found.push((text, vec![name])),
             }

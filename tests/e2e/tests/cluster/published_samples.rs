@@ -79,7 +79,7 @@ spec:
 
 /// gpu-manager's pod with 0.5 of a GPU and 7680 MiB, and the one with two GPUs, with the requests that the table of `docs/sharing.md`
 /// gives them.
-const VCUDA: &str = r#"apiVersion: v1
+const VCUDA: &str = r"apiVersion: v1
 kind: Pod
 metadata:
   name: vcuda
@@ -112,7 +112,7 @@ spec:
         nvidia.com/gpu: 2
       limits:
         nvidia.com/gpu: 2
-"#;
+";
 
 fn await_succeeded(lab: &Lab, pod: &str) -> Result<Value> {
     lab.await_pod(pod, "Succeeded")

@@ -325,7 +325,7 @@ spec:
       - name: nvidia-device-plugin
         command: [/bin/sh, -c]
         args: [/bin/entrypoint.sh]
-        env: [{name: MIG_STRATEGY, value: single}, {name: CONFIG_FILE, value: /config/config.yaml}]
+        env: [{name: MIG_STRATEGY, value: single}, {name: CONFIG_FILE, value: /config/config.yaml}, {name: MPS_ROOT, value: /run/nvidia/mps}]
       - name: config-manager
         command: [config-manager]
         env: [{name: FALLBACK_STRATEGIES, value: empty}, {name: NODE_LABEL, value: example.com/config}]
