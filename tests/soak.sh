@@ -13,4 +13,7 @@ GPUNODE_SOAK_SECONDS=$SOAK_SECONDS \
   cargo test --workspace --locked --test cluster -- --ignored --nocapture killed_at_random
 ARBTEST_BUDGET_MS=$((SOAK_SECONDS * 1000)) \
   cargo test --workspace --locked --test api_server -- --ignored --nocapture damaged
+# The others need no cluster, and every processor.
+target/release/gpunode-cluster down --name "$cluster"
+trap - EXIT
 tests/soak-fuzz.sh

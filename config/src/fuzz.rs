@@ -16,7 +16,7 @@ const CONFIGURATIONS: [&str; 5] = [
 
 const OF_NVIDIA: [&str; 4] = [
     "version: v1\nflags: {migStrategy: mixed, failOnInitError: true, plugin: {passDeviceSpecs: true, deviceListStrategy: [envvar, cdi-cri], deviceIDStrategy: uuid}}\nsharing:\n  timeSlicing:\n    renameByDefault: true\n    failRequestsGreaterThanOne: true\n    resources:\n    - {name: nvidia.com/gpu, replicas: 10}\n    - {name: nvidia.com/mig-1g.5gb, rename: part, devices: all, replicas: 2}\n",
-    "version: v1\nsharing: {mps: {resources: [{name: nvidia.com/gpu, rename: shared, replicas: 10, devices: [0, 1]}]}}\n",
+    "version: v1\nflags: {mpsRoot: /run/nvidia/mps}\nsharing: {mps: {resources: [{name: nvidia.com/gpu, rename: shared, replicas: 10, devices: [0, 1]}]}}\n",
     "version: v1\nresources: {gpus: [{pattern: '*T4*', name: t4}, {pattern: '*', name: gpu}], mig: [{pattern: 1g.5gb, name: small}]}\n",
     "flags: {gfd: {oneshot: false, noTimestamp: true, sleepInterval: 60s}, mpsRoot: /run/nvidia/mps, nvidiaDriverRoot: /}\nimex: {channelIDs: [0], required: true}\n",
 ];

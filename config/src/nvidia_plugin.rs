@@ -117,7 +117,8 @@ pub fn nvidia_plugin_config(
     let file = PluginFile::read(&document, &mut settings, &mut report);
     container.read(&mut settings, &mut report);
     // A file alone does not say what the flags are.
-    let has_mps_root = settings.text(MPS_ROOT).is_some_and(|(root, _)| !root.is_empty());
+    let is_set = settings.text(MPS_ROOT).is_some_and(|(root, _)| !root.is_empty());
+    let has_mps_root = is_set || container.env.get("MPS_ROOT") == Some(&None);
     if file.mps.is_some() && !has_mps_root && *container != PluginContainer::default() {
         report.refuse(
             "sharing.mps",

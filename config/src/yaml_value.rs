@@ -16,18 +16,25 @@ const ENTRY_BYTES: usize = 16;
 /// Number of brackets that may be open at once. At each token, libyaml goes through all that are open (`scanner.c`,
 /// `yaml_parser_stale_simple_keys`): some 100,000 of them take a minute.
 const MAX_OPEN_BRACKETS: usize = 200;
+/// Maximum number of opening brackets: one that only a text closes stays open. A DaemonSet in JSON has some hundreds.
+const MAX_BRACKETS: usize = 5_000;
 
 /// Checks that a document is not nested so deeply that its parser takes long. Brackets in texts and comments count, too.
 ///
 /// # Errors
 /// When too many brackets are open at once.
 pub(crate) fn check_nesting<E: Error>(text: &str) -> Result<(), E> {
-    let mut open = 0_usize;
+    let (mut open, mut all) = (0_usize, 0_usize);
     for byte in text.bytes() {
         match byte {
-            b'[' | b'{' => open += 1,
+            b'[' | b'{' => (open, all) = (open + 1, all + 1),
             b']' | b'}' => open = open.saturating_sub(1),
             _ => {}
+        }
+        if all > MAX_BRACKETS {
+            return Err(E::custom(format!(
+                "there are more than {MAX_BRACKETS} opening brackets; write blocks"
+            )));
         }
         if open > MAX_OPEN_BRACKETS {
             return Err(E::custom(format!(
@@ -129,8 +136,9 @@ impl<'de> Visitor<'de> for BoundedValue<'_> {
         let mut mapping = Mapping::new();
         while let Some(key) = entries.next_key_seed(self)? {
             let value = entries.next_value_seed(self)?;
+            let name = key.as_str().unwrap_or("that is no text").to_owned();
             if mapping.insert(key, value).is_some() {
-                return Err(A::Error::custom("a key is there twice"));
+                return Err(A::Error::custom(format!("the key {name} is there twice")));
             }
         }
         Ok(Value::Mapping(mapping))
@@ -167,5 +175,7 @@ mod tests {
         }
         let error = yaml_value(&"[".repeat(201)).unwrap_err().to_string();
         assert_eq!(error, "more than 200 brackets are open at once");
+        let error = yaml_value(&"[\"]\",".repeat(40_000)).unwrap_err().to_string();
+        assert_eq!(error, "there are more than 5000 opening brackets; write blocks");
     }
 }

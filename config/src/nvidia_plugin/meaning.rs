@@ -43,20 +43,36 @@ pub(super) fn config(
         allocation,
         discarded,
     };
+    if file.mps.is_some() && mig == MigStrategy::Single {
+        report.differs(
+            "sharing.mps",
+            "NVIDIA's plugin serves no MIG device under MPS; here they are shared as whole GPUs are",
+        );
+    }
+    let device_list_strategy = list_strategy(settings, report);
+    let mut pass_device_specs = enabled(settings, PASS_DEVICE_SPECS);
+    if pass_device_specs.is_some() && device_list_strategy.iter().all(|strategy| strategy.is_cdi()) {
+        let (_, source) = settings.switch(PASS_DEVICE_SPECS).unwrap_or_default();
+        report.ignored(
+            source,
+            "NVIDIA's plugin passes no device nodes if every deviceListStrategy is one of CDI",
+        );
+        pass_device_specs = None;
+    }
     let config = AgentConfig {
         resources: resources(file, rules, report),
         mig: (mig != MigStrategy::None).then(|| MigConfig {
             strategy: mig,
             layout: Vec::new(),
         }),
-        device_list_strategy: list_strategy(settings, report),
+        device_list_strategy,
         device_id_strategy: None,
         cdi_annotation_prefix: annotation_prefix(settings),
         gds: enabled(settings, GDS),
         mofed: enabled(settings, MOFED),
         gdrcopy: enabled(settings, GDRCOPY),
         imex_channels: imex_channels(settings, report),
-        pass_device_specs: enabled(settings, PASS_DEVICE_SPECS),
+        pass_device_specs,
         health: Some(xids::rules(settings, report)),
         fail_on_init_error: None,
     };

@@ -5,6 +5,7 @@ use super::{
     report::Report,
     settings::PluginSettings,
 };
+use crate::MAX_DOCUMENT_BYTES;
 use std::collections::BTreeMap;
 
 /// Flags and environment of the plugin's container.
@@ -36,7 +37,7 @@ impl PluginContainer {
             match set {
                 // Empty numbers are not set.
                 Some((_, Some(text))) if text.is_empty() && option.key == IMEX_CHANNELS => {}
-                Some((name, Some(text))) => settings.set_text(option, name.to_owned(), text, report),
+                Some((name, Some(text))) => settings.set_text(option, name.to_owned(), &self.expanded(text), report),
                 Some((name, None)) => report.differs(
                     name,
                     "its value comes from another object (valueFrom); add it to the file, or write it into the manifest",
@@ -56,16 +57,26 @@ impl PluginContainer {
 
     /// Puts variables of the container in the place of `$(NAME)`, as the kubelet does.
     fn expanded(&self, value: &str) -> String {
+        if !value.contains("$(") {
+            return value.to_owned();
+        }
         let known = self.env.iter().filter_map(|(name, text)| Some((name, text.as_ref()?)));
         known.fold(value.to_owned(), |value, (name, text)| {
-            value.replace(&format!("$({name})"), text)
+            let reference = format!("$({name})");
+            // Variables that name each other could make a value as large as the memory.
+            let length = value.matches(&reference).count() * text.len() + value.len();
+            if length > MAX_DOCUMENT_BYTES {
+                return value;
+            }
+            value.replace(&reference, text)
         })
     }
 
     fn read_flags(&self, settings: &mut PluginSettings, report: &mut Report) {
         let mut lists: BTreeMap<&str, (&PluginOption, String, Vec<String>)> = BTreeMap::new();
         let mut used: BTreeMap<&str, &str> = BTreeMap::new();
-        let mut args = self.args.iter();
+        let expanded: Vec<String> = self.args.iter().map(|arg| self.expanded(arg)).collect();
+        let mut args = expanded.iter();
         while let Some(arg) = args.next() {
             let flag = arg.strip_prefix("--").or_else(|| arg.strip_prefix('-'));
             let Some(flag) = flag.filter(|flag| !flag.is_empty()) else {
@@ -95,11 +106,11 @@ impl PluginContainer {
                 continue;
             }
             let value = match (option.kind, value) {
-                (_, Some(value)) => self.expanded(value),
+                (_, Some(value)) => value.to_owned(),
                 (OptionKind::Switch, None) => "true".to_owned(),
                 (_, None) => {
                     if let Some(value) = args.next() {
-                        self.expanded(value)
+                        value.clone()
                     } else {
                         report.refuse(source, "needs a value");
                         continue;

@@ -58,6 +58,13 @@ pub(super) fn resources(file: &PluginFile, rules: ImportRules, report: &mut Repo
             if let Some(time_slicing) = time_slicing {
                 report.ignored(&time_slicing.path, "sharing.mps comes before it; remove one of them");
             }
+            if mps.fail_requests_greater_than_one == Some(false) {
+                report.differs(
+                    "sharing.mps.failRequestsGreaterThanOne",
+                    "a container gets all its shares from one GPU, with as many parts of it; NVIDIA's plugin takes them from \
+                     several GPUs, with one part of each",
+                );
+            }
             (mps, SharingStrategy::Mps)
         }
         (None, Some(time_slicing)) => (time_slicing, SharingStrategy::TimeSlicing),

@@ -109,6 +109,66 @@ fn mps_without_its_root_is_refused_where_the_flags_are_known() {
 }
 
 #[test]
+fn variables_are_put_into_arguments_and_into_other_variables() {
+    let env = [
+        ("ROOT", "/custom/driver"),
+        ("NVIDIA_DRIVER_ROOT", "$(ROOT)"),
+        ("FLAG", "--mig-strategy=single"),
+    ];
+    let import = import_with("", &["$(FLAG)"], &env, DiscardedParts::Ignore);
+    assert_eq!(import.config.mig_strategy(), MigStrategy::Single);
+    assert!(import.paths.driver_root.is_some());
+    let names: Vec<String> = (0..60).map(|number| format!("V{number:02}")).collect();
+    let values: Vec<String> = (1..61)
+        .map(|number| format!("$(V{number:02})$(V{number:02})"))
+        .collect();
+    let mut env: Vec<(&str, &str)> = names
+        .iter()
+        .map(String::as_str)
+        .zip(values.iter().map(String::as_str))
+        .collect();
+    env.push(("NVIDIA_DRIVER_ROOT", "$(V00)"));
+    assert!(nvidia_plugin_config("", &container(&[], &env), DiscardedParts::Ignore).is_err());
+}
+
+#[test]
+fn what_the_plugin_does_otherwise_beside_cdi_and_under_mps_is_noted() {
+    let import = |text: &str, env: &[(&str, &str)]| {
+        let import = import_with(text, &[], env, DiscardedParts::Ignore);
+        let noted: Vec<(String, bool)> = import
+            .remarks
+            .iter()
+            .map(|remark| (remark.setting.clone(), remark.is_ignored))
+            .collect();
+        (import.config, noted)
+    };
+    let (config, noted) = import(
+        "",
+        &[("PASS_DEVICE_SPECS", "true"), ("DEVICE_LIST_STRATEGY", "cdi-cri")],
+    );
+    assert_eq!(config.pass_device_specs, None);
+    assert_eq!(noted, [("PASS_DEVICE_SPECS".to_owned(), true)]);
+    let (config, noted) = import("flags: {plugin: {passDeviceSpecs: true}}", &[]);
+    assert_eq!((config.pass_device_specs, noted), (Some(true), vec![]));
+    let mps = "flags: {migStrategy: single}\nsharing: {mps: {failRequestsGreaterThanOne: false, resources: [{name: gpu, replicas: 2}]}}";
+    let (_, noted) = import(mps, &[("MPS_ROOT", "/run/nvidia/mps")]);
+    let named: Vec<&str> = noted.iter().map(|(setting, _)| setting.as_str()).collect();
+    assert_eq!(
+        named,
+        ["sharing.mps", "sharing.mps.failRequestsGreaterThanOne", "MPS_ROOT"]
+    );
+    let env = [("DP_DISABLE_HEALTHCHECKS", "all"), ("DP_ENABLE_HEALTHCHECKS", "79")];
+    let (_, noted) = import("", &env);
+    assert_eq!(
+        noted,
+        [
+            ("DP_DISABLE_HEALTHCHECKS".to_owned(), false),
+            ("DP_ENABLE_HEALTHCHECKS".to_owned(), true)
+        ]
+    );
+}
+
+#[test]
 fn the_plugins_xids_stay_those_that_count() {
     let health = |env: &[(&str, &str)]| {
         let import = import_with("", &[], env, DiscardedParts::Ignore);
@@ -129,7 +189,7 @@ fn the_plugins_xids_stay_those_that_count() {
         counted.iter().all(|xid| crate::describe_xid(*xid).is_none()),
         "{counted:?}"
     );
-    assert_eq!((none.ignore.len(), remarks.len()), (7, 1));
+    assert_eq!((none.ignore.len(), remarks.len()), (7, 2));
     let (all, remarks) = health(&[("DP_ENABLE_HEALTHCHECKS", "all")]);
     assert_eq!((ignored(&all), remarks.len()), (vec![], 1));
     for disabled in ["all", "48", "0"] {

@@ -40,6 +40,9 @@ pub(super) fn rules(settings: &PluginSettings, report: &mut Report) -> HealthRul
             "every XID of NVIDIA's catalog is ignored, and every fault that a policy can ignore; an XID that the catalog lacks \
              still counts, and a GPU that does not answer is never given out",
         );
+        if matches!(&enabled, Xids::These(xids) if !xids.is_empty()) {
+            report.ignored(ENABLED_XIDS, "has no effect where DP_DISABLE_HEALTHCHECKS is all");
+        }
         return HealthRules {
             ignore: OTHER_FAULTS.to_vec(),
             ignore_xids: catalogued(true),

@@ -47,7 +47,7 @@ pub enum AssignmentsError {
         source: serde_json::Error,
     },
     /// A device has more shares than a configuration can give it.
-    #[error("read the assignments {path}: {device} has {shares} shares, more than a list of the kubelet has room for")]
+    #[error("read the assignments {path}: {device} has {shares} shares, more than fit into a list of the kubelet")]
     TooManyShares {
         /// The file.
         path: PathBuf,

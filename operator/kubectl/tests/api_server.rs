@@ -72,7 +72,12 @@ fn a_real_api_server_accepts_a_damaged_policy_where_validate_does() {
         );
         judged[usize::from(is_valid)] += 1;
     });
-    assert!(judged[0] > 0 && judged[1] > 0, "refused and accepted: {judged:?}");
+    // A seed repeats one input.
+    let is_replay = std::env::var_os("ARBTEST_SEED").is_some();
+    assert!(
+        is_replay || (judged[0] > 0 && judged[1] > 0),
+        "refused and accepted: {judged:?}"
+    );
 }
 
 async fn connect() -> Client {

@@ -4,9 +4,9 @@
 use crate::{
     Lab, eventually,
     idle_daemonset::{idle_daemonset, nvidia_plugin_daemonset},
-    manifest, names,
+    manifest,
 };
-use anyhow::{Result, ensure};
+use anyhow::Result;
 use serde_json::{Value, json};
 use std::time::Duration;
 
@@ -97,14 +97,8 @@ impl<'a> GpuOperator<'a> {
 
     /// Waits until there are so many pods of each.
     pub fn await_pods(&self, mig_managers: usize, device_plugins: usize) -> Result<()> {
-        eventually("gpu-operator's pods are where their labels say", LIMIT, || {
-            for (app, count) in [(MIG_MANAGER, mig_managers), (DEVICE_PLUGIN, device_plugins)] {
-                let selector = format!("app={app}");
-                let pods = names(&self.lab.get(&["pods", "-n", NAMESPACE, "-l", &selector])?);
-                ensure!(pods.len() == count, "there are {pods:?}, not {count} of {app}");
-            }
-            Ok(())
-        })
+        self.lab.await_pods(NAMESPACE, MIG_MANAGER, mig_managers)?;
+        self.lab.await_pods(NAMESPACE, DEVICE_PLUGIN, device_plugins)
     }
 }
 

@@ -35,7 +35,8 @@ pub const NODES: [&str; 5] = [CPU, A100, MIXED, T4, V100];
 const SETTLE: Duration = Duration::from_mins(3);
 
 /// Labels and annotations that tests ask something of nodes with.
-const LABELS: [&str; 10] = [
+const LABELS: [&str; 11] = [
+    "example.com/gpunode",
     "example.com/nvidia-plugin",
     "gpunode.dev/ignore",
     "gpunode.dev/release",
@@ -170,6 +171,15 @@ impl Lab {
             let pod = self.get(&["pod", name])?;
             ensure!(pod["status"]["phase"] == phase, "status is {}", pod["status"]);
             Ok(pod)
+        })
+    }
+
+    /// Waits until there are so many pods with a label `app` in a namespace.
+    pub fn await_pods(&self, namespace: &str, app: &str, count: usize) -> Result<()> {
+        eventually(&format!("there are {count} pods of {app}"), SETTLE, || {
+            let pods = crate::names(&self.get(&["pods", "-n", namespace, "-l", &format!("app={app}")])?);
+            ensure!(pods.len() == count, "there are {pods:?}");
+            Ok(())
         })
     }
 

@@ -75,9 +75,10 @@ fn one_input(bytes: &[u8]) -> i32 {
     if is_whole { 0 } else { -1 }
 }
 
-/// The function that libfuzzer-sys calls; the driver is given [`on_input`] instead.
+/// The function that libfuzzer-sys links; the driver calls [`on_input`] instead.
 // SAFETY: no other function has this name.
 #[unsafe(no_mangle)]
-fn rust_fuzzer_test_input(bytes: &[u8]) -> i32 {
+#[allow(improper_ctypes_definitions, reason = "Rust is on both sides")]
+extern "C" fn rust_fuzzer_test_input(bytes: &[u8]) -> i32 {
     one_input(bytes)
 }

@@ -1,7 +1,7 @@
 //! Fuzz tests: properties of code that reads what others wrote, for whatever they wrote.
 //!
 //! A fuzz test is an ordinary test in a module `fuzz` that calls [`fuzz`]. `cargo test` gives it random input for 0.1 s, `make test` for
-//! 10 s. `make soak` builds it under libFuzzer, whose input follows what the code does with it, and runs it for hours.
+//! 10 s. `make soak` builds it under libFuzzer, whose input follows what the code does with it, and runs it for `SOAK_SECONDS`.
 //!
 //! | module | what it does |
 //! |---|---|

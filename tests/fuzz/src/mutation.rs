@@ -7,7 +7,7 @@ use std::ops::Range;
 /// Maximum number of changes of one document.
 const MAX_EDITS: usize = 8;
 
-/// Maximum length in bytes of what a mutation makes of a document: more than any reader accepts.
+/// Maximum length in bytes of a damaged document, twice what a configuration may have. As text it may be three times as long.
 const MAX_BYTES: usize = 512 * 1024;
 
 /// Words that parsers and checks treat in their own way: limits of numbers, empty values, the syntax of YAML and JSON, ids of GPUs.
@@ -185,7 +185,7 @@ mod tests {
 
     #[test]
     fn damage_is_bounded_and_leaves_much_as_it_was() {
-        let documents = ["name: nvidia.com/gpu\nreplicas: 4\n", "{}"];
+        let documents = ["name: nvidia.com/gpu\nreplicas: 4\n"];
         let (mut whole, mut changed, mut lost) = (0, 0, 0);
         for seed in 0..2_000 {
             let input: Vec<u8> = (0..200_u64)

@@ -55,7 +55,12 @@ pub fn import(args: &ImportNvidiaPluginArgs) -> anyhow::Result<ImportedText> {
         daemonset.default.name.clone_from(&args.default_config);
     }
     let mut configurations = PluginConfigurations::read(&contents, &daemonset.default).with_context(context)?;
-    if let Some(chosen) = &args.config {
+    if !daemonset.has_config_manager && configurations.are_named() {
+        let file = daemonset.container.config_file();
+        configurations
+            .choose_for_all_nodes(args.config.as_deref(), file.as_deref())
+            .with_context(context)?;
+    } else if let Some(chosen) = &args.config {
         configurations.choose(chosen).with_context(context)?;
     }
     let discarded = if args.as_written {

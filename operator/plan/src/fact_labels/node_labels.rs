@@ -53,7 +53,9 @@ fn is_silent(gpu_node: &GpuNodeFacts) -> bool {
     let gpus = gpu_node.gpus();
     let are_missing = !gpus.is_empty() && gpus.iter().all(|gpu| gpu.missing_since.is_some());
     let has_resources = gpu_node.status().is_some_and(|status| !status.resources.is_empty());
-    !has_resources && (gpu_node.is_silent() || gpu_node.is_registering() || are_missing)
+    // Without a GPU there is nothing to register: the labels go with the last one.
+    let is_registering = !gpus.is_empty() && gpu_node.is_registering();
+    !has_resources && (gpu_node.is_silent() || is_registering || are_missing)
 }
 
 /// Returns true for a label that may be a fact label, given that no policy wants it.

@@ -174,7 +174,7 @@ impl GpuNodeFacts {
         self.conditions.iter().any(is_of_silent_agent)
     }
 
-    /// Returns true if the agent says that the kubelet lacks resources. One that starts has not published them.
+    /// Returns true if the agent reports that the kubelet has not accepted every resource yet.
     pub(crate) fn is_registering(&self) -> bool {
         self.conditions.iter().any(is_of_registering_agent)
     }

@@ -7,7 +7,7 @@ use crate::{
     staying_up::{await_served_by_another, await_served_by_another_no_more, device_plugins, replicas, runtime},
 };
 use anyhow::{Context, Result, ensure};
-use gpunode_e2e::{GpuOperator, Lab, T4, page_commands};
+use gpunode_e2e::{GpuOperator, Lab, T4, V100, page_commands};
 use gpunode_node_tests::OtherPlugin;
 use serde_json::json;
 use std::fs;
@@ -15,6 +15,7 @@ use std::fs;
 const PAGE: &str = "from-gpu-operator.md";
 const GPU: &str = "nvidia.com/gpu";
 const UNITS: u64 = 16;
+const DEPLOY: &str = "nvidia.com/gpu.deploy.device-plugin";
 
 const GET_CONFIG: &str = "kubectl get clusterpolicies -o jsonpath='{.items[*].spec.devicePlugin.config}'";
 const GET_DAEMONSET: &str =
@@ -31,19 +32,21 @@ const DISABLE: &str =
     r#"kubectl patch clusterpolicy cluster-policy --type=merge -p '{"spec":{"devicePlugin":{"enabled":false}}}'"#;
 const AWAIT_END: &str =
     "kubectl -n gpu-operator wait --for=delete daemonset/nvidia-device-plugin-daemonset --timeout=10m";
-const LABEL_BACK: &str = "kubectl label node -l nvidia.com/gpu.deploy.device-plugin=false --overwrite \
-                          nvidia.com/gpu.deploy.device-plugin=true";
+const MARK: &str = "kubectl label node -l nvidia.com/gpu.deploy.device-plugin=false example.com/gpunode=off";
+const LABEL_BACK: &str = "kubectl label node -l 'nvidia.com/gpu.deploy.device-plugin=false,example.com/gpunode!=off' \
+                          --overwrite nvidia.com/gpu.deploy.device-plugin=true";
 const DELETE: &str = "kubectl delete -f policies.yaml";
 const ENABLE: &str =
     r#"kubectl patch clusterpolicy cluster-policy --type=merge -p '{"spec":{"devicePlugin":{"enabled":true}}}'"#;
 
 /// Every command of the page, in its order. The test below runs each of them.
-const COMMANDS: [&str; 17] = [
+const COMMANDS: [&str; 18] = [
     GET_CONFIG,
     GET_DAEMONSET,
     GET_CONFIGS,
     IMPORT,
     LIST_NODES,
+    MARK,
     APPLY,
     PLAN,
     APPLY,
@@ -98,6 +101,9 @@ fn a_node_moves_from_gpu_operators_plugin_with_its_pods_and_back() -> Result<()>
     let nodes = run(LIST_NODES)?;
     let is_labelled = |line: &str| line.starts_with(T4) && line.ends_with("true");
     ensure!(nodes.lines().any(|line| is_labelled(line.trim_end())), "{nodes}");
+    // A node that never ran the plugin.
+    lab.kubectl(&["label", "node", V100, &format!("{DEPLOY}=false")])?;
+    run(MARK)?;
     let preview = fs::read_to_string(&policies).context("read the policies")?;
     ensure!(preview.matches("  mode: Preview\n").count() == 2, "{preview}");
     unplanned(APPLY)?;
@@ -122,8 +128,9 @@ fn a_node_moves_from_gpu_operators_plugin_with_its_pods_and_back() -> Result<()>
     assert_eq!(lab.await_running("held", 2)?, held, "running pods keep their GPUs");
     let status = run(STATUS)?;
     ensure!(held.iter().all(|pod| status.contains(pod.as_str())), "{status}");
-    // Its exit code says if there is anything to mend on this node.
-    lab.try_shell(folder.path(), &DOCTOR.replace("gpu-v100", T4))?;
+    // Exit code 1 says that there is something to mend, and also that the command failed.
+    let found = lab.try_shell(folder.path(), &DOCTOR.replace("gpu-v100", T4))?;
+    ensure!(String::from_utf8_lossy(&found.stdout).contains("with CDI"), "{found:?}");
     run(DISABLE)?;
     // As gpu-operator does.
     operator.stop()?;
@@ -143,5 +150,6 @@ fn a_node_moves_from_gpu_operators_plugin_with_its_pods_and_back() -> Result<()>
     let _serving = serve()?;
     lab.await_allocatable(T4, GPU, UNITS)?;
     assert_eq!(lab.await_running("held", 2)?, held, "running pods keep their GPUs");
+    assert_eq!(lab.node(V100)?["metadata"]["labels"][DEPLOY], "false", "it stays off");
     Ok(())
 }

@@ -28,6 +28,8 @@ const PLAN: &str = "kubectl gpunode plan -f policies.yaml";
 const LIST: &str = "kubectl get gpunodes";
 const FIND: &str = "kubectl get daemonsets -A | grep nvidia-device-plugin";
 const LABEL: &str = "kubectl label node -l nvidia.com/gpu.count example.com/nvidia-plugin=on";
+const LIST_PODS: &str = "kubectl -n nvidia-device-plugin get pods -o wide";
+const LIST_LABELLED: &str = "kubectl get nodes -l example.com/nvidia-plugin=on";
 const TAKE_OFF: &str = "kubectl label node gpu-v100 example.com/nvidia-plugin-";
 const SWITCH: &str = "kubectl -n nvidia-device-plugin patch daemonset nvidia-device-plugin --type=merge \
                         --patch-file=off.yaml";
@@ -37,12 +39,14 @@ const DELETE_PLUGIN: &str = "kubectl -n nvidia-device-plugin delete daemonset nv
 const DELETE: &str = "kubectl delete -f policies.yaml";
 
 /// Every command of the page, in its order. The test below runs each of them.
-const COMMANDS: [&str; 16] = [
+const COMMANDS: [&str; 17] = [
     FIND,
     GET_DAEMONSET,
     GET_CONFIGS,
     IMPORT,
     LABEL,
+    LIST_PODS,
+    LIST_LABELLED,
     SWITCH,
     APPLY,
     PLAN,
@@ -52,7 +56,6 @@ const COMMANDS: [&str; 16] = [
     STATUS,
     DOCTOR,
     DELETE_PLUGIN,
-    LIST,
     DELETE,
 ];
 
@@ -85,11 +88,7 @@ impl<'a> NvidiaPlugin<'a> {
     }
 
     fn await_pods(&self, count: usize) -> Result<()> {
-        eventually("the plugin's pods are where they should be", LIMIT, || {
-            let pods = self.pods()?;
-            ensure!(pods.len() == count, "there are {pods:?}, not {count}");
-            Ok(())
-        })
+        self.lab.await_pods(NAMESPACE, "nvidia-device-plugin", count)
     }
 }
 
@@ -128,7 +127,15 @@ fn a_node_moves_from_nvidias_plugin_with_its_pods_and_back() -> Result<()> {
     lab.apply(&samples::holding("held", "inference", 2, GPU, 1))?;
     let held = lab.await_running("held", 2)?;
 
-    for command in [FIND, GET_DAEMONSET, GET_CONFIGS, IMPORT, LABEL] {
+    for command in [
+        FIND,
+        GET_DAEMONSET,
+        GET_CONFIGS,
+        IMPORT,
+        LABEL,
+        LIST_PODS,
+        LIST_LABELLED,
+    ] {
         run(command)?;
     }
     fs::write(folder.path().join("off.yaml"), page_file(PAGE, "off.yaml")?).context("write off.yaml")?;
@@ -171,8 +178,9 @@ fn a_node_moves_from_nvidias_plugin_with_its_pods_and_back() -> Result<()> {
         status.contains("default") && held.iter().all(|pod| status.contains(pod.as_str())),
         "the status lacks pods that hold shares: {status}"
     );
-    // Its exit code says if there is anything to mend on this node.
-    lab.try_shell(folder.path(), &DOCTOR.replace("gpu-v100", T4))?;
+    // Exit code 1 says that there is something to mend, and also that the command failed.
+    let found = lab.try_shell(folder.path(), &DOCTOR.replace("gpu-v100", T4))?;
+    ensure!(String::from_utf8_lossy(&found.stdout).contains("with CDI"), "{found:?}");
     allocates_a_gpu(&lab, "after-nvidias-plugin")?;
     run(DELETE_PLUGIN)?;
 

@@ -1,9 +1,9 @@
-//! Manifests as articles and other projects publish them, unchanged but for the image. They have nothing that is specific to gpunode.
+//! Manifests that articles and other projects publish, with images of the tests and the commands that these need. gpu-manager's pods
+//! have the requests of `docs/sharing.md`.
 
 use crate::samples;
 use anyhow::{Context, Result, ensure};
 use gpunode_e2e::{Lab, T4, V100, eventually};
-use serde_json::Value;
 use std::{collections::BTreeSet, time::Duration};
 
 const LIMIT: Duration = Duration::from_mins(3);
@@ -114,10 +114,6 @@ spec:
         nvidia.com/gpu: 2
 ";
 
-fn await_succeeded(lab: &Lab, pod: &str) -> Result<Value> {
-    lab.await_pod(pod, "Succeeded")
-}
-
 #[test]
 #[ignore = "needs the local cluster: make test"]
 fn gpu_pod_gets_one_gpu() -> Result<()> {
@@ -154,10 +150,9 @@ fn gpu_job_prints_its_gpu_and_completes() -> Result<()> {
 fn cuda_vector_add_runs_on_the_node_whose_accelerator_a_policy_names() -> Result<()> {
     let lab = Lab::enter()?;
     lab.apply(CUDA_VECTOR_ADD)?;
-    lab.await_pod("cuda-vector-add", "Pending")?;
     let label = "  labels: {accelerator: nvidia-tesla-p100}\n";
     lab.apply(&(samples::sharing("training", "{}") + label))?;
-    let pod = await_succeeded(&lab, "cuda-vector-add")?;
+    let pod = lab.await_pod("cuda-vector-add", "Succeeded")?;
     assert_eq!(pod["spec"]["nodeName"], V100);
     Ok(())
 }

@@ -29,6 +29,18 @@ const IDS: [&str; 10] = [
 ];
 
 #[test]
+fn ids_without_damage_are_allocated() {
+    for (config, id) in CONFIGS
+        .into_iter()
+        .zip(["GPU-0", "MIG-2-0", "GPU-0::0", "GPU-0-_-0", "GPU-0::0"])
+    {
+        let mut test = AllocatorTest::new(config, &[]);
+        let got = test.allocate(RESOURCE, &[id]);
+        assert!(got.is_ok(), "{config}: {got:?}");
+    }
+}
+
+#[test]
 fn whatever_ids_are_asked_for_a_container_gets_free_shares_or_a_refusal_with_a_reason() {
     fuzz(|(config, requests): (u8, Vec<Vec<Mutation>>)| {
         let config = CONFIGS[usize::from(config) % CONFIGS.len()];

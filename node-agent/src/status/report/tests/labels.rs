@@ -45,7 +45,7 @@ fn reported(hardware: &Value, document: Option<&str>) -> GpuNodeStatus {
     reported_at(hardware, document, |snapshot| snapshot)
 }
 
-/// Returns the report of a moment at which `moment` makes the snapshot of the devices another one.
+/// Returns the report after `moment` has changed the snapshot of the devices.
 fn reported_at(
     hardware: &Value,
     document: Option<&str>,

@@ -84,6 +84,10 @@ impl PluginConfigurations {
             "it is a {kind}; name the plugin's file or its ConfigMap, and a DaemonSet with --from-daemonset"
         );
         let object: ConfigMap = serde_yaml::from_value(document).context("read the ConfigMap")?;
+        anyhow::ensure!(
+            object.binary_data.is_none_or(|data| data.is_empty()),
+            "the ConfigMap has binaryData, which is not read; write its configurations into data"
+        );
         let data = object.data.unwrap_or_default();
         anyhow::ensure!(!data.is_empty(), "the ConfigMap has no data");
         let named = data.into_iter().map(|(name, text)| PluginConfiguration {
@@ -127,6 +131,13 @@ impl PluginConfigurations {
                     _ => None,
                 })
         };
+        let is_unknown = |strategy: &&String| !["named", "single", "empty"].contains(&strategy.as_str());
+        let unknown = default.strategies.iter().filter(is_unknown);
+        self.remarks.extend(
+            unknown.map(|strategy| {
+                format!("FALLBACK_STRATEGIES: config-manager knows no strategy `{strategy}` and fails")
+            }),
+        );
         let Some(chosen) = default.name.clone().or_else(by_strategy) else {
             self.remarks.push(
                 "no configuration is the default, so nodes without the label that names one get none; name it with --default-config"
@@ -149,6 +160,32 @@ impl PluginConfigurations {
                 nodes,
             }),
         }
+        Ok(())
+    }
+
+    /// Returns true for the configurations of a ConfigMap.
+    pub fn are_named(&self) -> bool {
+        !self.names().is_empty()
+    }
+
+    /// Keeps the configuration of a plugin without config-manager, which every node has: the one that is chosen, or that of the file
+    /// which the plugin reads.
+    pub fn choose_for_all_nodes(&mut self, chosen: Option<&str>, file: Option<&str>) -> anyhow::Result<()> {
+        let key = file.and_then(|file| file.rsplit('/').next());
+        let names = self.names();
+        let known = chosen.or(key.filter(|key| names.iter().any(|name| name == key)));
+        let known = known.with_context(|| {
+            let file = file.unwrap_or("no file");
+            format!(
+                "the DaemonSet has no config-manager, and its plugin reads {file}; name the key of that file with --config: {}",
+                names.join(", ")
+            )
+        })?;
+        self.choose(known)?;
+        for configuration in &mut self.list {
+            configuration.nodes = ConfiguredNodes::Others(Vec::new());
+        }
+        self.remarks.clear();
         Ok(())
     }
 

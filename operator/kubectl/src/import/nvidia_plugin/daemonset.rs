@@ -20,6 +20,8 @@ const CONFIG_MANAGER: &str = "config-manager";
 pub struct PluginDaemonSet {
     pub container: PluginContainer,
     pub node_selector: BTreeMap<String, String>,
+    /// False if the plugin reads one file on every node.
+    pub has_config_manager: bool,
     /// Label that names the configuration of a node.
     pub config_label: String,
     pub default: DefaultRules,
@@ -32,6 +34,7 @@ impl Default for PluginDaemonSet {
         Self {
             container: PluginContainer::default(),
             node_selector: BTreeMap::new(),
+            has_config_manager: true,
             config_label: CONFIG_LABEL.to_owned(),
             default: DefaultRules::of_chart(),
             remarks: Vec::new(),
@@ -58,6 +61,7 @@ impl PluginDaemonSet {
                 env: variables(plugin),
             },
             node_selector,
+            has_config_manager: false,
             ..Self::default()
         };
         let managers = spec.init_containers.iter().flatten().chain(&spec.containers);
@@ -95,7 +99,20 @@ impl PluginDaemonSet {
     }
 
     fn take_config_manager(&mut self, manager: &Container) {
+        self.has_config_manager = true;
         let variables = variables(manager);
+        for name in ["FALLBACK_STRATEGIES", "DEFAULT_CONFIG", "NODE_LABEL"] {
+            if variables.get(name) == Some(&None) {
+                self.remarks.push(format!(
+                    "config-manager: {name}: its value comes from another object (valueFrom); write it into the manifest"
+                ));
+            }
+        }
+        if manager.env_from.as_ref().is_some_and(|sources| !sources.is_empty()) {
+            let remark =
+                "config-manager: envFrom: the variables of other objects are not read; write them into the manifest";
+            self.remarks.push(remark.to_owned());
+        }
         let value = |name: &str| variables.get(name).cloned().flatten().filter(|value| !value.is_empty());
         // Without the variable it has no strategy.
         self.default.strategies = value("FALLBACK_STRATEGIES")

@@ -281,13 +281,13 @@ fn a_daemonsets_flags_and_environment_beat_the_file() {
           strategy: Single
         deviceListStrategy:
         - CdiCri
-        passDeviceSpecs: true
     ");
     assert_eq!(
         imported.warnings,
         [
             "DP_DISABLE_HEALTHCHECKS: its value comes from another object (valueFrom); add it to the file, or write it into the \
              manifest",
+            "--pass-device-specs: NVIDIA's plugin passes no device nodes if every deviceListStrategy is one of CDI",
             "sharing.timeSlicing.resources[0].name: no device is nvidia.com/mig-1g.5gb under this migStrategy",
             "flags.failOnInitError: left out: the agent waits for the driver and says so in the node's status; set failOnInitError \
              to exit instead",
@@ -304,11 +304,48 @@ fn a_daemonsets_flags_and_environment_beat_the_file() {
       strategy: Single
     deviceListStrategy:
     - CdiCri
-    passDeviceSpecs: true
     ");
     assert_eq!(
-        alone.warnings[2],
+        alone.warnings[3],
         "the plugin reads /config/config.yaml, which is not taken over; name that file, or the ConfigMap that it comes from, as FILE"
+    );
+}
+
+#[test]
+fn a_plugin_without_config_manager_has_the_configuration_of_its_file_on_every_node() {
+    let manifest = |file: &str| {
+        format!(
+            "
+kind: DaemonSet
+spec:
+  selector: {{}}
+  template:
+    spec:
+      containers:
+      - name: plugin
+        command: [nvidia-device-plugin, --config-file=/config/{file}]
+"
+        )
+    };
+    let map = temporary(
+        "kind: ConfigMap\ndata: {default: 'version: v1', a100.yaml: 'sharing: {timeSlicing: {resources: [{name: gpu, replicas: 7}]}}'}",
+    );
+    let path = |file: &tempfile::NamedTempFile| file.path().to_string_lossy().into_owned();
+    let daemonset = temporary(&manifest("a100.yaml"));
+    let imported = run(&[&path(&map), "--from-daemonset", &path(&daemonset)], &[]).expect("policies");
+    assert!(imported.text.contains("replicas: 7"), "{}", imported.text);
+    assert!(
+        !imported.text.contains("device-plugin.config") && imported.text.contains("minCount: 1"),
+        "{}",
+        imported.text
+    );
+    let daemonset = temporary(&manifest("config.yaml"));
+    let error = run(&[&path(&map), "--from-daemonset", &path(&daemonset)], &[]).expect_err("no such key");
+    assert!(
+        format!("{error:#}").contains(
+            "the DaemonSet has no config-manager, and its plugin reads /config/config.yaml; name the key of that file with --config: a100.yaml, default"
+        ),
+        "{error:#}"
     );
 }
 

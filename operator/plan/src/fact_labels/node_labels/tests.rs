@@ -1,5 +1,5 @@
 use super::*;
-use gpunode_crds::{GpuNode, GpuNodeSpec, Reason, Vgpu};
+use gpunode_crds::{Agent, GpuNode, GpuNodeSpec, Reason, Vgpu};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use serde_json::json;
 
@@ -229,6 +229,16 @@ fn labels_stay_until_an_agent_that_starts_or_awaits_its_driver_knows_what_is_sha
         });
         assert_eq!(reported_labels(&gpu_node, &owned).labels, kept, "{reason:?}");
     }
+    gpu_node.status = Some(GpuNodeStatus {
+        agent: Some(Agent::default()),
+        conditions: vec![condition(Reason::Registering)],
+        ..of(vec![])
+    });
+    assert_eq!(
+        reported_labels(&gpu_node, &owned).labels,
+        BTreeMap::new(),
+        "no GPU is left"
+    );
     gpu_node.status = Some(of(vec![gpu(0, "a")]));
     assert_eq!(
         reported_labels(&gpu_node, &owned).labels["nvidia.com/gpu.replicas"],
