@@ -24,7 +24,7 @@ clusters="e2e e2e-agents e2e-removal e2e-mig"
 # Modules of tests/e2e/tests/cluster by their cluster; those that are not named here run on the first. Each takes as long as the
 # others, so that nobody waits for the last.
 on_agents="contention:: evicted:: health:: inside_containers:: kills:: memory:: mps:: policy_hand_over:: rejected:: release:: startup_taint:: switching:: unhealthy_taint::"
-on_removal="dra:: staying_up::"
+on_removal="dra:: from_gpu_operator:: from_gpushare_and_gpu_manager:: from_nvidia_plugin:: staying_up::"
 # Those of another cluster: tests/e2e/mig.yaml.
 on_mig="from_mig_manager:: mig_drain:: mig_layout::"
 
@@ -58,6 +58,7 @@ e2e_removal() {
   # Begun first and awaited last: the operator waits for two minutes.
   stage "a DRA driver: its GPUs" on_cluster cluster dra::gpus_of_a_dra_driver
   stage "agents that are replaced" on_cluster cluster staying_up::
+  stage "moves from other plugins" on_cluster cluster from_gpu_operator:: from_gpushare_and_gpu_manager:: from_nvidia_plugin::
   stage "a DRA driver that goes" on_cluster cluster dra::gpus_without_a_dra_driver
 }
 e2e_mig() {

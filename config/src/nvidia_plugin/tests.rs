@@ -236,12 +236,15 @@ fn flags_beat_the_environment_and_both_beat_the_file() {
     let args = [
         "--mig-strategy",
         "mixed",
-        "--device-list-strategy=cdi-annotations",
+        "--device-list-strategy=cdi-annotations,envvar",
         "-pass-device-specs",
     ];
     let of_args = import_with(file, &args, &env, DiscardedParts::Ignore).config;
     assert_eq!(of_args.mig_strategy(), MigStrategy::Mixed);
-    assert_eq!(of_args.device_list_strategy, [DeviceListStrategy::CdiAnnotations]);
+    assert_eq!(
+        of_args.device_list_strategy,
+        [DeviceListStrategy::CdiAnnotations, DeviceListStrategy::Envvar]
+    );
     assert!(of_args.pass_device_specs());
 }
 
