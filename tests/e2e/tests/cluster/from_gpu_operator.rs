@@ -130,7 +130,10 @@ fn a_node_moves_from_gpu_operators_plugin_with_its_pods_and_back() -> Result<()>
     ensure!(held.iter().all(|pod| status.contains(pod.as_str())), "{status}");
     // Exit code 1 says that there is something to mend, and also that the command failed.
     let found = lab.try_shell(folder.path(), &DOCTOR.replace("gpu-v100", T4))?;
-    ensure!(String::from_utf8_lossy(&found.stdout).contains("with CDI"), "{found:?}");
+    ensure!(
+        String::from_utf8_lossy(&found.stdout).contains("580.95.05"),
+        "{found:?}"
+    );
     run(DISABLE)?;
     // As gpu-operator does.
     operator.stop()?;

@@ -180,7 +180,10 @@ fn a_node_moves_from_nvidias_plugin_with_its_pods_and_back() -> Result<()> {
     );
     // Exit code 1 says that there is something to mend, and also that the command failed.
     let found = lab.try_shell(folder.path(), &DOCTOR.replace("gpu-v100", T4))?;
-    ensure!(String::from_utf8_lossy(&found.stdout).contains("with CDI"), "{found:?}");
+    ensure!(
+        String::from_utf8_lossy(&found.stdout).contains("580.95.05"),
+        "{found:?}"
+    );
     allocates_a_gpu(&lab, "after-nvidias-plugin")?;
     run(DELETE_PLUGIN)?;
 
