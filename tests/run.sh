@@ -58,7 +58,9 @@ e2e_removal() {
   # Begun first and awaited last: the operator waits for two minutes.
   stage "a DRA driver: its GPUs" on_cluster cluster dra::gpus_of_a_dra_driver
   stage "agents that are replaced" on_cluster cluster staying_up::
-  stage "moves from other plugins" on_cluster cluster from_gpu_operator:: from_gpushare_and_gpu_manager:: from_nvidia_plugin::
+  stage "moves from NVIDIA's plugin" on_cluster cluster from_gpu_operator:: from_nvidia_plugin::
+  # After those, since a node keeps its sharing for the pods of the other program.
+  stage "moves from other programs" on_cluster cluster from_gpushare_and_gpu_manager::
   stage "a DRA driver that goes" on_cluster cluster dra::gpus_without_a_dra_driver
 }
 e2e_mig() {
