@@ -23,8 +23,8 @@ needed "build of the tests" build_tests --message-format=json-render-diagnostics
 clusters="e2e e2e-agents e2e-removal e2e-mig"
 # Modules of tests/e2e/tests/cluster by their cluster; those that are not named here run on the first. Each takes as long as the
 # others, so that nobody waits for the last.
-on_agents="contention:: evicted:: health:: inside_containers:: kills:: memory:: mps:: policy_hand_over:: rejected:: release:: startup_taint:: switching:: unhealthy_taint::"
-on_removal="dra:: from_gpu_operator:: from_gpushare_and_gpu_manager:: from_nvidia_plugin:: staying_up::"
+on_agents="contention:: evicted:: from_nvidia_plugin:: health:: inside_containers:: kills:: memory:: mps:: policy_hand_over:: rejected:: release:: startup_taint:: switching:: unhealthy_taint::"
+on_removal="dra:: from_gpushare_and_gpu_manager:: staying_up::"
 # Those of another cluster: tests/e2e/mig.yaml.
 on_mig="from_mig_manager:: mig_drain:: mig_layout::"
 
@@ -50,7 +50,9 @@ e2e() {
 }
 e2e_agents() {
   # shellcheck disable=SC2086 # several filters
-  stage "agents and nodes that fail" on_cluster cluster $on_agents
+  stage "agents and nodes that fail" on_cluster cluster $on_agents --skip from_nvidia_plugin::
+  # Last, as that from gpushare.
+  stage "a move from NVIDIA's plugin" on_cluster cluster from_nvidia_plugin::
 }
 e2e_removal() {
   # First, because it waits for the kubelet's five minutes too.
@@ -58,10 +60,9 @@ e2e_removal() {
   # Begun first and awaited last: the operator waits for two minutes.
   stage "a DRA driver: its GPUs" on_cluster cluster dra::gpus_of_a_dra_driver
   stage "agents that are replaced" on_cluster cluster staying_up::
-  stage "moves from NVIDIA's plugin" on_cluster cluster from_gpu_operator:: from_nvidia_plugin::
-  # After those, since a node keeps its sharing for the pods of the other program.
-  stage "moves from other programs" on_cluster cluster from_gpushare_and_gpu_manager::
   stage "a DRA driver that goes" on_cluster cluster dra::gpus_without_a_dra_driver
+  # Last: a kubelet remembers for minutes what pods had from a plugin that is gone.
+  stage "moves from gpushare and gpu-manager" on_cluster cluster from_gpushare_and_gpu_manager::
 }
 e2e_mig() {
   # shellcheck disable=SC2086 # several filters

@@ -138,7 +138,13 @@ fn a_node_moves_from_gpushare_with_its_pods_and_back() -> Result<()> {
     let serve = || runtime.block_on(OtherPlugin::register_ids(&plugins, MEMORY, &ids));
     let serving = serve()?;
     lab.await_allocatable(T4, MEMORY, UNITS)?;
-    lab.apply(&samples::holding("held", "inference", 2, MEMORY, 3))?;
+    lab.apply(&without_tolerations(&samples::holding(
+        "held",
+        "inference",
+        2,
+        MEMORY,
+        3,
+    )))?;
     let held = lab.await_running("held", 2)?;
 
     // The page drains a node with several GPUs; these pods stay, to show that they keep their GPUs and that gpunode counts them.
