@@ -32,7 +32,6 @@ mod xids;
 
 use crate::{AgentConfig, FieldProblem, MAX_DOCUMENT_BYTES, known_fields, yaml_value};
 use file::PluginFile;
-use options::MPS_ROOT;
 pub use paths::{PluginPaths, PluginPathsError};
 pub use pod::PluginContainer;
 pub use report::ImportRemark;
@@ -116,16 +115,7 @@ pub fn nvidia_plugin_config(
     let mut settings = PluginSettings::default();
     let file = PluginFile::read(&document, &mut settings, &mut report);
     container.read(&mut settings, &mut report);
-    // A file alone does not say what the flags are.
-    let is_set = settings.text(MPS_ROOT).is_some_and(|(root, _)| !root.is_empty());
-    let has_mps_root = is_set || container.env.get("MPS_ROOT") == Some(&None);
-    if file.mps.is_some() && !has_mps_root && *container != PluginContainer::default() {
-        report.refuse(
-            "sharing.mps",
-            "NVIDIA's plugin does not start with it unless MPS_ROOT or --mps-root is set; set it, or remove sharing.mps",
-        );
-    }
-    let (config, paths) = meaning::config(&settings, &file, discarded, &mut report);
+    let (config, paths) = meaning::config(&settings, &file, container, discarded, &mut report);
     if report.problems.is_empty() {
         report.problems = config.validate();
     }

@@ -23,7 +23,7 @@ const MAX_BRACKETS: usize = 5_000;
 ///
 /// # Errors
 /// When too many brackets are open at once.
-pub(crate) fn check_nesting<E: Error>(text: &str) -> Result<(), E> {
+pub(crate) fn check_nesting(text: &str) -> Result<(), serde_yaml::Error> {
     let (mut open, mut all) = (0_usize, 0_usize);
     for byte in text.bytes() {
         match byte {
@@ -32,12 +32,12 @@ pub(crate) fn check_nesting<E: Error>(text: &str) -> Result<(), E> {
             _ => {}
         }
         if all > MAX_BRACKETS {
-            return Err(E::custom(format!(
+            return Err(Error::custom(format!(
                 "there are more than {MAX_BRACKETS} opening brackets; write blocks"
             )));
         }
         if open > MAX_OPEN_BRACKETS {
-            return Err(E::custom(format!(
+            return Err(Error::custom(format!(
                 "more than {MAX_OPEN_BRACKETS} brackets are open at once"
             )));
         }
@@ -50,7 +50,7 @@ pub(crate) fn check_nesting<E: Error>(text: &str) -> Result<(), E> {
 /// # Errors
 /// When it is not YAML, is nested too deeply, has tags of its own, or its aliases make it too large.
 pub fn yaml_value(text: &str) -> Result<Value, serde_yaml::Error> {
-    check_nesting::<serde_yaml::Error>(text)?;
+    check_nesting(text)?;
     let budget = Cell::new(MAX_EXPANDED_BYTES);
     let mut value = BoundedValue(&budget).deserialize(serde_yaml::Deserializer::from_str(text))?;
     value.apply_merge()?;
@@ -136,10 +136,11 @@ impl<'de> Visitor<'de> for BoundedValue<'_> {
         let mut mapping = Mapping::new();
         while let Some(key) = entries.next_key_seed(self)? {
             let value = entries.next_value_seed(self)?;
-            let name = key.as_str().unwrap_or("that is no text").to_owned();
-            if mapping.insert(key, value).is_some() {
+            if mapping.contains_key(&key) {
+                let name = key.as_str().unwrap_or("that is no text");
                 return Err(A::Error::custom(format!("the key {name} is there twice")));
             }
+            mapping.insert(key, value);
         }
         Ok(Value::Mapping(mapping))
     }

@@ -101,20 +101,6 @@ fn state_files_without_damage_are_read() {
 }
 
 #[test]
-fn assignments_with_more_shares_than_a_list_has_room_for_are_set_aside() {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("assignments.json");
-    let (_, good) = STATE_FILES[0];
-    fs::write(&file, good.replace("\"replicas\": 4", "\"replicas\": 4294967295")).unwrap();
-    assert!(
-        assignments::SavedAssignments::load(folder.path())
-            .assignments()
-            .is_empty()
-    );
-    assert!(!file.exists());
-}
-
-#[test]
 fn a_damaged_state_file_is_read_or_counts_as_none() {
     let folder = tempfile::tempdir().unwrap();
     let runtime = Builder::new_current_thread().enable_time().build().unwrap();

@@ -8,6 +8,7 @@ use super::{
         KUBELET_SOCKET, LIST_STRATEGY, MIG_STRATEGY, MOFED, MPS_ROOT, PASS_DEVICE_SPECS,
     },
     paths::PluginPaths,
+    pod::PluginContainer,
     report::Report,
     resources::{DiscardedParts, ImportRules, resources},
     settings::PluginSettings,
@@ -27,15 +28,13 @@ const KUBELET_SOCKET_END: &str = "/device-plugins/kubelet.sock";
 pub(super) fn config(
     settings: &PluginSettings,
     file: &PluginFile,
+    container: &PluginContainer,
     discarded: DiscardedParts,
     report: &mut Report,
 ) -> (AgentConfig, PluginPaths) {
     let mig = mig_strategy(settings, report);
-    if file.mps.is_some() && mig == MigStrategy::Mixed {
-        report.refuse(
-            "sharing.mps",
-            "NVIDIA's plugin does not start with it and migStrategy mixed; use timeSlicing",
-        );
+    if file.mps.is_some() {
+        check_mps(settings, container, mig, report);
     }
     let allocation = allocation(settings, report);
     let rules = ImportRules {
@@ -43,12 +42,6 @@ pub(super) fn config(
         allocation,
         discarded,
     };
-    if file.mps.is_some() && mig == MigStrategy::Single {
-        report.differs(
-            "sharing.mps",
-            "NVIDIA's plugin serves no MIG device under MPS; here they are shared as whole GPUs are",
-        );
-    }
     let device_list_strategy = list_strategy(settings, report);
     let mut pass_device_specs = enabled(settings, PASS_DEVICE_SPECS);
     if pass_device_specs.is_some() && device_list_strategy.iter().all(|strategy| strategy.is_cdi()) {
@@ -86,6 +79,30 @@ pub(super) fn config(
     }
     remark(settings, report);
     (config, paths(settings, report))
+}
+
+/// Checks what the plugin wants beside `sharing.mps`.
+fn check_mps(settings: &PluginSettings, container: &PluginContainer, mig: MigStrategy, report: &mut Report) {
+    let is_set = settings.text(MPS_ROOT).is_some_and(|(root, _)| !root.is_empty());
+    let has_root = is_set || container.env.get("MPS_ROOT") == Some(&None);
+    // A file alone does not say what the flags are.
+    if !has_root && *container != PluginContainer::default() {
+        report.refuse(
+            "sharing.mps",
+            "NVIDIA's plugin does not start with it unless MPS_ROOT or --mps-root is set; set it, or remove sharing.mps",
+        );
+    }
+    match mig {
+        MigStrategy::None => {}
+        MigStrategy::Single => report.differs(
+            "sharing.mps",
+            "NVIDIA's plugin serves no MIG device under MPS; here they are shared as whole GPUs are",
+        ),
+        MigStrategy::Mixed => report.refuse(
+            "sharing.mps",
+            "NVIDIA's plugin does not start with it and migStrategy mixed; use timeSlicing",
+        ),
+    }
 }
 
 fn enabled(settings: &PluginSettings, key: &str) -> Option<bool> {

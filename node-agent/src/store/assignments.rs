@@ -254,4 +254,18 @@ mod tests {
             assert!(read(folder.path()).unwrap().is_empty());
         }
     }
+
+    #[test]
+    fn assignments_with_more_shares_than_a_list_has_room_for_are_set_aside() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join(FILE);
+        let text = r#"{"version": 1, "devices": {"GPU-0": {"resource": "a.b/c", "sharing": {"strategy": "TimeSlicing", "replicas": 4294967295}}}}"#;
+        fs::write(&file, text).unwrap();
+        assert!(matches!(
+            read(folder.path()),
+            Err(AssignmentsError::TooManyShares { .. })
+        ));
+        assert!(SavedAssignments::load(folder.path()).assignments().is_empty());
+        assert!(!file.exists());
+    }
 }
