@@ -85,8 +85,11 @@ fn describe(state: &AllocatorState, uuid: &str) -> PendingChange {
     let now = state.assigned.get(uuid);
     let next = state.desired_assignment(uuid);
     let whole_or_part = with_overlapping(state, uuid);
-    // Its own shares are no reason to wait if others hold it.
-    let own = in_service(state, uuid).filter(|_| state.held_by_others.contains(uuid));
+    // Shares that are no reason to wait: its own if others hold it, and those that it has already as desired.
+    let own = match in_service(state, uuid) {
+        Some(now) => Some(now).filter(|_| state.held_by_others.contains(uuid)),
+        None => state.already_as_desired(uuid),
+    };
     let own_of = |device: &str| own.filter(|_| device == uuid);
     let holds = |holding: &ContainerShares, id: &String| {
         let is_own = own.is_some_and(|of| is_share_of(of, uuid, &holding.resource, id));
@@ -123,7 +126,7 @@ fn describe(state: &AllocatorState, uuid: &str) -> PendingChange {
         .map_or_else(|| uuid.to_owned(), |device| format!("GPU {}", device.index()));
     let too_many = oversized(state).find(|(device, ..)| *device == uuid);
     let message = match (now, next) {
-        (Some(now), Some(_)) if own.is_some() => format!(
+        (Some(now), Some(_)) if own == Some(now) => format!(
             "{name} is {} and also held by a pod of another plugin; no container gets a share of it until {until}",
             AssignmentText(now)
         ),

@@ -98,6 +98,14 @@ impl AllocatorState {
         self.desired.is_some() && self.assigned.get(uuid) != desired && is_wanted()
     }
 
+    /// Returns the desired assignment of a device that does not have it yet, if containers may hold shares of that one before:
+    /// always without an assignment, and with one while none of its own shares is held, which could be a share of either.
+    pub fn already_as_desired(&self, uuid: &str) -> Option<&Assignment> {
+        let now = self.assigned.get(uuid);
+        self.desired_assignment(uuid)
+            .filter(|_| now.is_none_or(|now| !self.held.holds_share_of(uuid, now)))
+    }
+
     /// Returns the reason why no share of a device is healthy now. A reason of a GPU applies to its MIG devices too.
     pub fn unavailable_reason(&self, uuid: &str) -> Option<&str> {
         self.reason(&self.unavailable, uuid)

@@ -4,16 +4,18 @@ use super::state::AllocatorState;
 use crate::{Assignment, device_of};
 use std::collections::BTreeSet;
 
-/// Switches each device to its desired assignment if no container holds a share of it and the kubelet takes none of its
-/// shares for healthy: the kubelet can then allocate none, and an allocation that it began before is refused or fits.
+/// Switches each device to its desired assignment if the kubelet takes none of its shares for healthy, so that it can allocate
+/// none and an allocation that it began before is refused or fits, and if no container holds a share of it but those of the
+/// desired assignment, which another plugin gave out while gpunode was away.
 pub fn switch(state: &mut AllocatorState, allocatable: &BTreeSet<(String, String)>) {
     let Some(desired) = &state.desired else { return };
     let healthy: BTreeSet<(&str, &str)> = allocatable
         .iter()
         .map(|(resource, id)| (resource.as_str(), device_of(id)))
         .collect();
-    let free =
-        |uuid: &str, of: &Assignment| !healthy.contains(&(of.resource.as_str(), uuid)) && !state.is_taken(uuid, None);
+    let free = |uuid: &str, of: &Assignment| {
+        !healthy.contains(&(of.resource.as_str(), uuid)) && !state.is_taken(uuid, state.already_as_desired(uuid))
+    };
     let changes: Vec<(String, Option<Assignment>)> = state
         .assigned
         .iter()

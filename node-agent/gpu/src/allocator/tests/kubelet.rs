@@ -162,6 +162,59 @@ fn shares_that_others_hold_of_a_device_stay_healthy_while_a_pod_has_it_from_anot
 }
 
 #[test]
+fn a_device_that_another_plugin_gave_out_meanwhile_as_now_desired_changes_under_its_pods() {
+    // Saved by an agent that has left the node since; another plugin served the node until now.
+    let mut saved = AllocatorTest::new(MEMORY, &[]).allocator.assigned().clone();
+    saved.retain(|uuid, _| uuid != "GPU-2");
+    let mut test = AllocatorTest {
+        allocator: Allocator::restore(saved),
+        now: Instant::now(),
+    };
+    test.set_desired(wants(SHARED));
+    let others = holding("theirs", "nvidia.com/gpu", &["GPU-0::1", "GPU-1::0"]);
+    let ours = holding("ours", "a.b/mem", &["GPU-1::3"]);
+    for _ in 0..10 {
+        test.observe(&[others.clone(), ours.clone()]);
+    }
+    let assigned = test.allocator.assigned();
+    assert_eq!(assigned["GPU-0"].resource, "nvidia.com/gpu");
+    assert_eq!(assigned["GPU-1"].resource, "a.b/mem", "a pod holds it as it is");
+    let pending = test.allocator.pending_changes();
+    assert_eq!(pending.len(), 1, "{pending:?}");
+    assert_eq!(pending[0].pods, ["team/ours"], "nobody waits for the other pod");
+    assert!(
+        test.healthy()
+            .contains(&("nvidia.com/gpu".to_owned(), "GPU-0::1".to_owned())),
+        "a held share stays healthy: {:?}",
+        test.healthy()
+    );
+    let error = test.allocate("nvidia.com/gpu", &["GPU-0::1"]).unwrap_err();
+    assert!(error.to_string().contains("pod team/theirs holds GPU-0::1"), "{error}");
+    test.allocate("nvidia.com/gpu", &["GPU-0::0"]).unwrap();
+    test.observe(&[others]);
+    test.observe(&[]);
+    assert!(test.allocator.pending_changes().is_empty());
+}
+
+#[test]
+fn a_share_that_could_be_of_either_sharing_keeps_its_device_as_it_is() {
+    let held = holding("ours", "nvidia.com/gpu", &["GPU-0::1"]);
+    let mut test = AllocatorTest::new(SHARED, std::slice::from_ref(&held));
+    // Its pod is evicted, and holds it still.
+    test.allocator.withdraw_switching(true);
+    // Replicas under MPS have the same ids as time slices.
+    test.set_desired(wants(
+        "resources: [{name: nvidia.com/gpu, sharing: {strategy: Mps, replicas: 2}}]",
+    ));
+    for _ in 0..10 {
+        test.observe(std::slice::from_ref(&held));
+    }
+    let sharing = |uuid: &str| test.allocator.assigned()[uuid].sharing;
+    assert_eq!(sharing("GPU-0"), DeviceSharing::TimeSlicing { replicas: 2 });
+    assert_eq!(sharing("GPU-1"), DeviceSharing::Mps { replicas: 2 });
+}
+
+#[test]
 fn a_device_of_which_only_the_checkpoint_names_a_holder_from_another_plugin_waits_for_the_checkpoint_alone() {
     let ours = [holding("ours", "nvidia.com/gpu", &["GPU-0::1"])];
     let mut test = AllocatorTest::new(SHARED, &ours);
