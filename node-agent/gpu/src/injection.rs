@@ -219,6 +219,13 @@ pub fn unread_cdi_file(ways: InjectionWays, runtime: &RuntimeStatus) -> Option<S
     })
 }
 
+/// Returns true if a container of this runtime gets only what the CDI file has: no handler of the runtime is NVIDIA's, which would take
+/// the rest from the variable.
+pub fn injects_by_cdi_alone(ways: InjectionWays, runtime: &RuntimeStatus) -> bool {
+    let applies_names = ways.cdi && runtime.cdi == Some(CdiMode::Enabled) && reads_our_folder(runtime);
+    applies_names && !runtime.handlers.is_empty() && runtime.nvidia_handlers.is_empty()
+}
+
 /// Returns name and version of a runtime, such as `containerd 2.1.4`.
 pub(crate) fn runtime_name(runtime: &RuntimeStatus) -> String {
     let name = runtime.name.as_deref().unwrap_or("the container runtime");
@@ -410,6 +417,30 @@ mod tests {
         );
         let unused = message(NVIDIA, on, None);
         assert!(unused.contains("and the configuration uses no CDI: "), "{unused}");
+    }
+
+    #[test]
+    fn cdi_is_the_only_way_where_the_runtime_reads_the_file_and_no_handler_is_nvidias() {
+        let (on, off) = (Some(CdiMode::Enabled), Some(CdiMode::Disabled));
+        let alone = |ways, cdi, dirs: &[&str], handlers: &[&str]| {
+            injects_by_cdi_alone(ways, &runtime(cdi, dirs, Some("runc"), handlers))
+        };
+        assert!(alone(BOTH, on, &[], &["runc"]));
+        assert!(alone(CDI, on, &["/run/cdi"], &["runc"]));
+        for (ways, cdi, dirs, handlers) in [
+            (NVIDIA, on, &[][..], &["runc"][..]),
+            (BOTH, off, &[], &["runc"]),
+            (BOTH, None, &[], &["runc"]),
+            (BOTH, on, &["/etc/cdi"], &["runc"]),
+            (BOTH, on, &[], &["nvidia", "runc"]),
+            // Nobody has told its handlers.
+            (BOTH, on, &[], &[]),
+        ] {
+            assert!(
+                !alone(ways, cdi, dirs, handlers),
+                "{ways:?} {cdi:?} {dirs:?} {handlers:?}"
+            );
+        }
     }
 
     #[test]

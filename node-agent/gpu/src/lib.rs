@@ -49,7 +49,7 @@ pub use health::{
     DeviceFaults, Fault, FaultTransition, GpuProbe, HealthObservation, LastXids, MigProbe, ProbeResult, RunId,
     recovery_request,
 };
-pub use injection::{InjectionWays, injection, unread_cdi_file};
+pub use injection::{InjectionWays, injection, injects_by_cdi_alone, unread_cdi_file};
 pub use mig::{
     AttemptHistory, AttemptResult, ChangeRecord, DeviceHold, DeviceUse, FailedDrain, LayoutHolds, LayoutTarget,
     MigAttempt, MigDecision, MigFailure, MigInputs, MigRecord, MigStep, MigWork, MigWorkKind, UsedDevices, decide,

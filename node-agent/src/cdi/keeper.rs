@@ -67,7 +67,8 @@ struct LastSurvey {
 impl LastSurvey {
     /// Returns true if nothing suggests another result.
     fn is_current(&self, hardware: &Arc<Hardware>, options: Option<&CdiOptions>) -> bool {
-        let is_young = |survey: &Arc<CdiSurvey>| survey.problem.is_none() && self.at.elapsed() < RECHECK;
+        let is_whole = |survey: &CdiSurvey| survey.problem.is_none() && survey.description.left_out.is_empty();
+        let is_young = |survey: &Arc<CdiSurvey>| is_whole(survey) && self.at.elapsed() < RECHECK;
         Arc::ptr_eq(&self.hardware, hardware)
             && self.options.as_ref() == options
             && self.survey.as_ref().is_none_or(is_young)
@@ -104,7 +105,8 @@ impl CdiKeeper {
                 state.inputs = Some(CdiInputs::new(hardware, &demand));
                 let is_wanted = demand.options.is_some();
                 let problem = failure.or_else(|| state.problem.clone()).filter(|_| is_wanted);
-                if problem.is_some() {
+                // What a device lacks may come at any time, such as the device nodes of a MIG device.
+                if problem.is_some() || !state.left_out.is_empty() {
                     pause = retry;
                     retry = RECHECK.min(retry * 2);
                 } else {

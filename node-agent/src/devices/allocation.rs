@@ -197,7 +197,7 @@ mod tests {
     }
 
     fn rules(document: &str) -> InjectionRules {
-        InjectionRules::of(&load(document).unwrap())
+        InjectionRules::of(&load(document).unwrap(), None)
     }
 
     /// Returns the response by the variable alone, on a host with these nodes.

@@ -9,6 +9,8 @@ use crate::{
 };
 use gpunode_cdi::qualified_name;
 use gpunode_config::{AgentConfig, DeviceListStrategy};
+use gpunode_crds::RuntimeStatus;
+use gpunode_gpu::{InjectionWays, injects_by_cdi_alone};
 use std::collections::{BTreeSet, HashMap};
 
 /// Environment variable that tells NVIDIA's container runtime the GPUs of a container.
@@ -24,7 +26,7 @@ const MOUNTED_FILE: &str = "/dev/null";
 /// (`AnnotationKey` in the Go package `tags.cncf.io/container-device-interface/pkg/cdi`).
 const ANNOTATION_NAME: &str = "gpunode";
 
-/// Ways in which containers get their devices, as the configuration says.
+/// Ways in which containers get their devices, as the configuration says and the container runtime of the node offers them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InjectionRules {
     /// Strategies, of which each adds its part to a response.
@@ -37,24 +39,32 @@ pub struct InjectionRules {
     pub switches: Vec<&'static str>,
     /// IMEX channels that containers get where the node has them.
     pub imex_channels: Vec<u32>,
+    /// Containers get no device but those of the CDI file: every strategy is CDI's, or the container runtime knows no other.
+    pub by_cdi_alone: bool,
 }
 
 impl Default for InjectionRules {
     fn default() -> Self {
-        Self::of(&AgentConfig::default())
+        Self::of(&AgentConfig::default(), None)
     }
 }
 
 impl InjectionRules {
-    /// Returns the rules of a configuration.
-    pub fn of(config: &AgentConfig) -> Self {
+    /// Returns the rules of a configuration on a node with that container runtime, if it is known.
+    pub fn of(config: &AgentConfig, runtime: Option<&RuntimeStatus>) -> Self {
+        let strategies: BTreeSet<DeviceListStrategy> = config.effective_device_list_strategy().into_iter().collect();
+        // Device nodes come without a file too.
+        let runtime = runtime.filter(|_| !config.pass_device_specs());
+        let ways = InjectionWays::of(config);
         let switches = [
             ("NVIDIA_GDS", config.gds()),
             ("NVIDIA_MOFED", config.mofed()),
             ("NVIDIA_GDRCOPY", config.gdrcopy()),
         ];
         Self {
-            strategies: config.effective_device_list_strategy().into_iter().collect(),
+            by_cdi_alone: strategies.iter().all(|strategy| strategy.is_cdi())
+                || runtime.is_some_and(|runtime| injects_by_cdi_alone(ways, runtime)),
+            strategies,
             annotation_prefix: config.cdi_annotation_prefix().to_owned(),
             pass_device_specs: config.pass_device_specs(),
             switches: switches
@@ -72,8 +82,7 @@ impl InjectionRules {
 
     /// Returns the reason why no strategy can hand a device over.
     pub fn not_injectable(&self, uuid: &str, cdi: &CdiState) -> Option<String> {
-        let is_cdi_alone = self.strategies.iter().all(|strategy| strategy.is_cdi());
-        if !is_cdi_alone || cdi.described.contains(uuid) {
+        if !self.by_cdi_alone || cdi.described.contains(uuid) {
             return None;
         }
         let reason = cdi.left_out.get(uuid).or(cdi.problem.as_ref());

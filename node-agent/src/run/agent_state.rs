@@ -129,9 +129,11 @@ impl<'a> AgentState<'a> {
     }
 
     /// Returns the ways in which containers get their devices.
-    fn injection(&self) -> InjectionRules {
-        let config = self.in_force.accepted.as_ref().map(|accepted| &accepted.config);
-        config.map(InjectionRules::of).unwrap_or_default()
+    fn injection(&self, runtime: Option<&RuntimeStatus>) -> InjectionRules {
+        let accepted = self.in_force.accepted.as_ref();
+        accepted
+            .map(|accepted| InjectionRules::of(&accepted.config, runtime))
+            .unwrap_or_default()
     }
 
     /// Returns the optional parts of the CDI file; none if no strategy uses it.
@@ -455,7 +457,7 @@ impl<'a> AgentState<'a> {
                 return;
             }
         }
-        if self.config_known && manager.set_injection(&self.injection()) {
+        if self.config_known && manager.set_injection(&self.injection(runtime)) {
             // This change brings the next call.
             return;
         }

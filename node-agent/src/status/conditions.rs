@@ -7,6 +7,7 @@ use crate::{
     plugin::registration::RegisteredResources,
     status::inputs::{PluginStatus, StatusInputs},
 };
+use gpunode_config::AgentConfig;
 use gpunode_crds::{
     ConditionType, EVERY_GPU_ANSWERS, MigPhase, MigStatus, MpsDaemonState, Reason, SERVED_BY_DRA, UntimedCondition,
 };
@@ -244,7 +245,7 @@ pub fn not_advertised(
         let messages: Vec<&str> = problems.iter().map(|problem| problem.message.as_str()).collect();
         return Some((reason(first.kind), messages.join("; ")));
     }
-    if let Some(message) = not_injectable(snapshot, plugin) {
+    if let Some(message) = not_injectable(snapshot, health, plugin) {
         return Some((Reason::CdiNotDescribed, message));
     }
     let devices = |state| {
@@ -280,22 +281,31 @@ pub fn not_advertised(
     })
 }
 
-/// Returns the devices that no strategy can hand over, by their reasons, and the remedy.
-fn not_injectable(snapshot: &DeviceSnapshot, plugin: PluginStatus<'_>) -> Option<String> {
+/// Returns the devices that no strategy can hand over, by their reasons, and the remedy. Faulty devices and those that have left the
+/// node are reported as such.
+fn not_injectable(snapshot: &DeviceSnapshot, health: &NodeHealth, plugin: PluginStatus<'_>) -> Option<String> {
+    let in_force = plugin.in_force;
     let mut devices: BTreeMap<&str, Vec<String>> = BTreeMap::new();
     for (uuid, reason) in &snapshot.not_injectable {
-        devices.entry(reason).or_default().push(name(plugin, uuid));
+        let is_present = in_force.desired.present.iter().any(|device| device.uuid == *uuid);
+        if is_present && !snapshot.is_faulty(uuid, health) {
+            devices.entry(reason).or_default().push(name(plugin, uuid));
+        }
     }
     let of_each = devices
         .into_iter()
         .map(|(reason, names)| format!("no container can get {}: {reason}", names.join(", ")));
     let reasons: Vec<String> = of_each.collect();
-    (!reasons.is_empty()).then(|| {
-        format!(
-            "{}; resolve it, or add Envvar to deviceListStrategy where containers run with NVIDIA's runtime",
-            reasons.join("; ")
-        )
-    })
+    let config = in_force.accepted.as_ref().map(|accepted| &accepted.config);
+    let strategies = config
+        .map(AgentConfig::effective_device_list_strategy)
+        .unwrap_or_default();
+    let remedy = if strategies.iter().all(|strategy| strategy.is_cdi()) {
+        "add Envvar to deviceListStrategy where containers run with NVIDIA's runtime"
+    } else {
+        "install NVIDIA's container toolkit"
+    };
+    (!reasons.is_empty()).then(|| format!("{}; resolve it, or {remedy}", reasons.join("; ")))
 }
 
 /// Returns the name of a device: `GPU 3`, `GPU 3:1` for a MIG device, or the UUID of one that left the node.

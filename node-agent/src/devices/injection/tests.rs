@@ -1,10 +1,11 @@
 use super::*;
 use gpunode_config::load;
+use gpunode_crds::CdiMode;
 
 const UUIDS: [&str; 2] = ["GPU-0", "MIG-1"];
 
 fn rules(document: &str) -> InjectionRules {
-    InjectionRules::of(&load(document).unwrap())
+    InjectionRules::of(&load(document).unwrap(), None)
 }
 
 fn described(uuids: &[&str]) -> BTreeSet<String> {
@@ -156,6 +157,20 @@ fn a_device_that_cdi_alone_could_hand_over_and_the_file_lacks_has_a_reason() {
             None,
             "{beside}"
         );
+    }
+    // Another strategy needs NVIDIA's container runtime, which this node does not have.
+    let runtime = RuntimeStatus {
+        cdi: Some(CdiMode::Enabled),
+        handlers: vec!["runc".to_owned()],
+        ..RuntimeStatus::default()
+    };
+    for (document, is_withheld) in [
+        ("deviceListStrategy: [CdiCri, Envvar]", true),
+        ("{deviceListStrategy: [CdiCri, Envvar], passDeviceSpecs: true}", false),
+        ("deviceListStrategy: [Envvar]", false),
+    ] {
+        let rules = InjectionRules::of(&load(document).unwrap(), Some(&runtime));
+        assert_eq!(rules.not_injectable("GPU-1", &cdi).is_some(), is_withheld, "{document}");
     }
     let broken = CdiState {
         problem: Some("write /var/run/cdi: read-only file system".to_owned()),

@@ -360,7 +360,7 @@ async fn a_gpu_is_not_given_out_before_it_is_known_which_daemons_run() {
 }
 
 fn rules(document: &str) -> InjectionRules {
-    InjectionRules::of(&gpunode_config::load(document).unwrap())
+    InjectionRules::of(&gpunode_config::load(document).unwrap(), None)
 }
 
 #[tokio::test]

@@ -439,7 +439,7 @@ fn an_mps_daemon_that_keeps_a_device_from_being_given_out_is_named() {
 
 #[test]
 fn devices_that_no_strategy_can_hand_over_are_named_by_their_reason() {
-    let (hardware, in_force) = advertised();
+    let hardware = hardware(DriverState::Answers);
     let reasons = [("GPU-0", "no node"), ("GPU-1", "no node"), ("GPU-9", "left")];
     let snapshot = DeviceSnapshot {
         not_injectable: reasons
@@ -447,14 +447,34 @@ fn devices_that_no_strategy_can_hand_over_are_named_by_their_reason() {
             .into(),
         ..snapshot()
     };
-    let status = of_page(&snapshot, &hardware, &in_force, &["nvidia.com/gpu"]);
-    assert_eq!(verdicts(&status)[0], "Ready=False CdiNotDescribed");
-    assert_eq!(
-        status.conditions[0].message,
-        "no container can get GPU-9: left; no container can get GPU 0, GPU 1: no node; resolve it, or add Envvar to \
-         deviceListStrategy where containers run with NVIDIA's runtime"
-    );
-    assert_eq!(status.resources[0].withheld, None, "the condition says it");
+    for (document, remedy) in [
+        (
+            "deviceListStrategy: [CdiCri]",
+            "add Envvar to deviceListStrategy where containers run with NVIDIA's runtime",
+        ),
+        ("", "install NVIDIA's container toolkit"),
+    ] {
+        let in_force = InForce::default().next(&config(document), hardware.inventory());
+        let status = of_page(&snapshot, &hardware, &in_force, &["nvidia.com/gpu"]);
+        assert_eq!(verdicts(&status)[0], "Ready=False CdiNotDescribed");
+        assert_eq!(
+            status.conditions[0].message,
+            format!("no container can get GPU 0, GPU 1: no node; resolve it, or {remedy}"),
+            "one that has left the node is reported as such"
+        );
+        assert_eq!(status.resources[0].withheld, None, "the condition says it");
+    }
+}
+
+#[test]
+fn a_faulty_device_that_nothing_can_hand_over_does_not_make_the_node_unready() {
+    let (hardware, in_force) = advertised();
+    let snapshot = DeviceSnapshot {
+        not_injectable: [("GPU-1".to_owned(), "no node".to_owned())].into(),
+        ..snapshot()
+    };
+    let status = with_health(&broken("GPU-1"), &snapshot, &hardware, &in_force, &["nvidia.com/gpu"]);
+    assert_eq!(verdicts(&status)[0], "Ready=True ConfigurationInForce");
 }
 
 /// Units of memory of `devices`: UUID, units, and how many of them, from the first on, are healthy.

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     thread,
     time::Duration,
@@ -134,6 +134,31 @@ async fn a_device_without_its_node_is_left_out_unless_it_is_assigned_already() -
 }
 
 #[tokio::test]
+async fn a_device_that_a_runtime_with_cdi_alone_cannot_give_is_unhealthy_until_it_can() -> Result<()> {
+    let node = Node::with_t4()?;
+    node.set_device_node(3, false)?;
+    let handlers = json!({"defaultRuntimeName": "runc", "runtimes": {"runc": {"options": {}}}});
+    let config = CriAnswer::Config(json!({"containerd": handlers, "enableCDI": true, "cdiSpecDirs": ["/var/run/cdi"]}));
+    let socket = "run/containerd/containerd.sock";
+    let _runtime = FakeRuntime::start(&node, socket, ("containerd", "2.1.4"), config)?;
+    let lab = Lab::start(node, "deviceListStrategy: [Envvar, CdiCri]")?;
+    let list = lab.kubelet.has(GPU, |endpoint| endpoint.devices.len() == 4).await?;
+    let uuids = lab.node.uuids()?;
+    assert_eq!(list.healthy(), uuids[..3].iter().cloned().collect(), "{list:?}");
+    let refused = lab.kubelet.allocate(GPU, &[&uuids[3]]).await.unwrap_err();
+    assert!(
+        format!("{refused:#}").contains("the CDI file does not describe it"),
+        "{refused:#}"
+    );
+
+    lab.node.set_device_node(3, true)?;
+    lab.kubelet.has(GPU, |endpoint| endpoint.healthy().len() == 4).await?;
+    let answer = lab.kubelet.allocate(GPU, &[&uuids[3]]).await?;
+    assert_eq!(answer.cdi_devices[0].name, format!("gpunode.dev/gpu={}", uuids[3]));
+    Ok(())
+}
+
+#[tokio::test]
 async fn without_a_library_of_the_driver_there_is_no_file_and_containers_get_the_variable() -> Result<()> {
     let node = Node::with_t4()?;
     node.remove_library("libcuda")?;
@@ -191,31 +216,32 @@ async fn an_agent_killed_at_any_moment_leaves_a_whole_file_that_names_what_is_he
     lab.kubelet.has(GPU, |_| true).await?;
     let held = lab.kubelet.admit("pod", "main", GPU, 1).await?.ids.remove(0);
     let path = lab.node.cdi_dir().join("gpunode.dev-gpu.json");
-    let ends = Arc::new(AtomicBool::new(false));
-    let (reader_ends, reader_held) = (ends.clone(), held.clone());
+    let (ends, reads) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
+    let (reader_ends, reader_reads, reader_held) = (ends.clone(), reads.clone(), held.clone());
     // A container runtime, which reads the file at any time.
-    let reader = thread::spawn(move || -> Result<usize> {
-        let mut reads = 0;
+    let reader = thread::spawn(move || -> Result<()> {
         while !reader_ends.load(Ordering::Relaxed) {
             let file: Value = serde_json::from_str(&std::fs::read_to_string(&path)?)?;
             ensure!(
                 named(&file).contains(&reader_held),
                 "{reader_held} is held and not named: {file}"
             );
-            reads += 1;
+            reader_reads.fetch_add(1, Ordering::Relaxed);
             thread::sleep(Duration::from_micros(200));
         }
-        Ok(reads)
+        Ok(())
     });
     for round in 0..8_u32 {
         lab.node.set_device_node(round % 4, round >= 4)?;
         lab.replace_agent().await?;
         // Before, during and after the first write of the next agent.
         sleep(Duration::from_millis(u64::from(round) * 40)).await;
+        let before = reads.load(Ordering::Relaxed);
+        let goes_on = || reads.load(Ordering::Relaxed) >= before + 5 || reader.is_finished();
+        until("the runtime goes on reading", || goes_on().then_some(())).await?;
     }
     ends.store(true, Ordering::Relaxed);
-    let reads = reader.join().map_err(|_| anyhow::anyhow!("the reader panicked"))??;
-    assert!(reads > 100, "{reads}");
+    reader.join().map_err(|_| anyhow::anyhow!("the reader panicked"))??;
     file_with(&lab.node, |file| named(file).len() == 4).await?;
     Ok(())
 }
