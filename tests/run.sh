@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# `make test`: everything that CI runs. Builds first, then runs tests on four clusters side by side, and all others beside them:
-# most tests wait most of the time. Ends with the number of tests.
+# `make test`: everything that CI runs. Builds first, then runs tests on up to four clusters side by side, and all others beside
+# them: most tests wait most of the time. Ends with the number of tests.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . tests/report.sh
@@ -20,13 +20,14 @@ needed "build of Kubernetes, gpunode and images" make kubernetes images
 stage "lint" make lint
 needed "build of the tests" build_tests --message-format=json-render-diagnostics
 
-clusters="e2e e2e-agents e2e-removal e2e-mig"
+clusters="e2e e2e-agents e2e-removal e2e-mig e2e-late"
 # Modules of tests/e2e/tests/cluster by their cluster; those that are not named here run on the first. Each takes as long as the
 # others, so that nobody waits for the last.
-on_agents="contention:: evicted:: from_nvidia_plugin:: health:: inside_containers:: kills:: memory:: mps:: policy_hand_over:: rejected:: release:: startup_taint:: switching:: unhealthy_taint::"
+on_agents="evicted:: from_nvidia_plugin:: health:: inside_containers:: kills:: memory:: mps:: rejected:: release:: startup_taint:: switching:: unhealthy_taint::"
 on_removal="dra:: from_gpushare_and_gpu_manager:: staying_up::"
-# Those of another cluster: tests/e2e/mig.yaml.
+# Those of another cluster, tests/e2e/mig.yaml, and those that follow them on one like the others.
 on_mig="from_mig_manager:: mig_drain:: mig_layout::"
+on_late="admission:: contention:: leadership:: policy_hand_over::"
 
 on_cluster() { # TARGET [FILTER...]
   program "$1" --ignored --test-threads=1 "${@:2}"
@@ -39,7 +40,7 @@ start() { # CLUSTER-FILE: a cluster with gpunode
 
 e2e() {
   local others=() module
-  for module in $on_agents $on_removal $on_mig; do others+=(--skip "$module"); done
+  for module in $on_agents $on_removal $on_mig $on_late; do others+=(--skip "$module"); done
   ARBTEST_BUDGET_MS=10000 GPUNODE_TEST_KUBECONFIG=$PWD/target/cluster/e2e/admin.kubeconfig stage "manifests at an API server" program api_server --ignored
   # Before anything is left behind that goes minutes later, for which it would have to wait.
   stage "an unchanged world" on_cluster cluster quiet::
@@ -50,23 +51,23 @@ e2e() {
 }
 e2e_agents() {
   # shellcheck disable=SC2086 # several filters
-  stage "agents and nodes that fail" on_cluster cluster $on_agents --skip from_nvidia_plugin::
-  # Last, as that from gpushare.
-  stage "a move from NVIDIA's plugin" on_cluster cluster from_nvidia_plugin::
+  stage "agents and nodes that fail" on_cluster cluster $on_agents
 }
 e2e_removal() {
   # First, because it waits for the kubelet's five minutes too.
   stage "removal and uninstallation" on_cluster uninstall
   # Begun first and awaited last: the operator waits for two minutes.
   stage "a DRA driver: its GPUs" on_cluster cluster dra::gpus_of_a_dra_driver
-  stage "agents that are replaced" on_cluster cluster staying_up::
+  stage "agents that are replaced" on_cluster cluster from_gpushare_and_gpu_manager:: staying_up::
   stage "a DRA driver that goes" on_cluster cluster dra::gpus_without_a_dra_driver
-  # Last: a kubelet remembers for minutes what pods had from a plugin that is gone.
-  stage "moves from gpushare and gpu-manager" on_cluster cluster from_gpushare_and_gpu_manager::
 }
 e2e_mig() {
   # shellcheck disable=SC2086 # several filters
   stage "MIG layouts" on_cluster cluster $on_mig
+}
+e2e_late() {
+  # shellcheck disable=SC2086 # several filters
+  stage "operators and their rivals" on_cluster cluster $on_late
 }
 # A control plane without kubelets, whose operators are processes.
 fleet() {
@@ -106,6 +107,9 @@ lane() { # CLUSTER FUNCTION [CLUSTER-FILE]
   [ "$failed" = 0 ] || return 0
   "$2"
   stage "plans of cluster $1" on_cluster plans --nocapture
+  # An idle cluster costs the others a part of a processor. Its audit log is read at the end.
+  ln -L "target/cluster/$1/audit.log" "$audit_logs/$1"
+  [ "$1" = e2e ] || target/release/gpunode-cluster down --name "$1"
 }
 # Programs with fuzz tests. Each test gets its time alone.
 fuzz() {
@@ -120,7 +124,13 @@ fuzz() {
 lane_e2e() { lane e2e e2e; }
 lane_agents() { lane e2e-agents e2e_agents; }
 lane_removal() { lane e2e-removal e2e_removal; }
-lane_mig() { lane e2e-mig e2e_mig mig.yaml; }
+lane_mig() {
+  lane e2e-mig e2e_mig mig.yaml
+  lane e2e-late e2e_late
+}
+
+audit_logs=$report/audit-logs
+mkdir "$audit_logs"
 
 pids=()
 stop() {
@@ -139,7 +149,7 @@ beside fuzz fuzz
 wait "${pids[@]}" || true
 pids=()
 
-export GPUNODE_E2E_CLUSTERS=$clusters GPUNODE_E2E_CLUSTER=e2e
+export GPUNODE_E2E_AUDIT_LOGS=$audit_logs GPUNODE_E2E_CLUSTER=e2e
 # Last: it looks at what all the others did.
 stage "permissions" on_cluster permissions
 summary

@@ -1,10 +1,9 @@
 //! The roles of `manifests/default` name exactly what the test suite has seen gpunode do.
 //!
-//! Runs last: it reads the audit logs of everything before it, on each cluster that `GPUNODE_E2E_CLUSTERS` names (default: the one
-//! of the tests).
+//! Runs last: it reads the audit logs of everything before it, those of every cluster in the folder that `GPUNODE_E2E_AUDIT_LOGS`
+//! names (default: that of the cluster of the tests).
 
 use anyhow::{Context, Result};
-use gpunode_cluster::Cluster;
 use gpunode_e2e::{AuditLog, Lab};
 use serde_json::Value;
 use std::collections::BTreeSet;
@@ -13,13 +12,11 @@ use std::collections::BTreeSet;
 type Use = (String, String, String);
 
 fn audit_logs(lab: &Lab) -> Result<Vec<AuditLog>> {
-    let Ok(clusters) = std::env::var("GPUNODE_E2E_CLUSTERS") else {
+    let Some(folder) = std::env::var_os("GPUNODE_E2E_AUDIT_LOGS") else {
         return Ok(vec![AuditLog::entire(lab.cluster().audit_log())]);
     };
-    clusters
-        .split_whitespace()
-        .map(|name| Ok(AuditLog::entire(Cluster::attach(name)?.audit_log())))
-        .collect()
+    let logs = std::fs::read_dir(&folder).with_context(|| format!("list {}", folder.display()))?;
+    logs.map(|log| Ok(AuditLog::entire(log?.path()))).collect()
 }
 
 fn used(audit: &AuditLog, account: &str) -> Result<BTreeSet<Use>> {
