@@ -118,11 +118,11 @@ impl Held {
         has_other(self.checkpoint.get(uuid), uuid, except)
     }
 
-    /// Returns true if a share of the device under `assignment` is held, or may be according to the checkpoint.
-    pub fn holds_share_of(&self, uuid: &str, assignment: &Assignment) -> bool {
+    /// Returns true if a share is held, or may be according to the checkpoint, that the device has under either assignment.
+    pub fn holds_share_of_both(&self, uuid: &str, one: &Assignment, other: &Assignment) -> bool {
         let shares = [self.by_device.get(uuid), self.checkpoint.get(uuid)];
         let mut shares = shares.into_iter().flatten().flatten();
-        shares.any(|(resource, id)| is_share_of(assignment, uuid, resource, id))
+        shares.any(|(resource, id)| [one, other].iter().all(|of| is_share_of(of, uuid, resource, id)))
     }
 
     /// Returns true if the share was held at the last observation or allocated since.

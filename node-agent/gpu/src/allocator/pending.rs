@@ -61,8 +61,8 @@ pub fn waits_for_checkpoint(state: &AllocatorState) -> bool {
                     .iter()
                     .any(|device| state.held.checkpoint_holds_of(device, own_of(device)))
         };
-        // Own shares are a reason to wait only for a device that has too many.
-        only_checkpoint(None) || only_checkpoint(in_service(state, uuid))
+        // Own shares are a reason to wait only for a device that has too many, and those that are as desired hardly ever.
+        only_checkpoint(None) || only_checkpoint(state.desired_assignment(uuid))
     })
 }
 

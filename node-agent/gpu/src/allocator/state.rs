@@ -1,7 +1,7 @@
 //! The data of the allocator: assignments, desired assignments, held shares.
 
 use super::{claims::DeviceClaims, held::Held};
-use crate::{Assignment, Device, PairScores, ResourceRules};
+use crate::{Assignment, Device, DeviceSharing, PairScores, ResourceRules};
 use std::{
     collections::{BTreeMap, BTreeSet},
     time::Instant,
@@ -98,12 +98,16 @@ impl AllocatorState {
         self.desired.is_some() && self.assigned.get(uuid) != desired && is_wanted()
     }
 
-    /// Returns the desired assignment of a device that does not have it yet, if containers may hold shares of that one before:
-    /// always without an assignment, and with one while none of its own shares is held, which could be a share of either.
+    /// Returns the desired assignment of a device that does not have it yet, if held shares of that one do not keep the device
+    /// from it. They do where a share could be of the present assignment too, and where an MPS daemon would come between
+    /// processes that know nothing of it.
     pub fn already_as_desired(&self, uuid: &str) -> Option<&Assignment> {
-        let now = self.assigned.get(uuid);
-        self.desired_assignment(uuid)
-            .filter(|_| now.is_none_or(|now| !self.held.holds_share_of(uuid, now)))
+        let next = self.desired_assignment(uuid)?;
+        let is_clear = |now: &Assignment| {
+            let is_mps = matches!(next.sharing, DeviceSharing::Mps { .. });
+            !is_mps && !self.held.holds_share_of_both(uuid, now, next)
+        };
+        self.assigned.get(uuid).is_none_or(is_clear).then_some(next)
     }
 
     /// Returns the reason why no share of a device is healthy now. A reason of a GPU applies to its MIG devices too.

@@ -172,7 +172,7 @@ fn a_device_that_another_plugin_gave_out_meanwhile_as_now_desired_changes_under_
     };
     test.set_desired(wants(SHARED));
     let others = holding("theirs", "nvidia.com/gpu", &["GPU-0::1", "GPU-1::0"]);
-    let ours = holding("ours", "a.b/mem", &["GPU-1::3"]);
+    let ours = holding("ours", "a.b/mem", &["GPU-1-_-3"]);
     for _ in 0..10 {
         test.observe(&[others.clone(), ours.clone()]);
     }
@@ -191,9 +191,38 @@ fn a_device_that_another_plugin_gave_out_meanwhile_as_now_desired_changes_under_
     let error = test.allocate("nvidia.com/gpu", &["GPU-0::1"]).unwrap_err();
     assert!(error.to_string().contains("pod team/theirs holds GPU-0::1"), "{error}");
     test.allocate("nvidia.com/gpu", &["GPU-0::0"]).unwrap();
+    // An own share that is in the checkpoint alone is all that is waited for.
+    let allocatable = test.healthy();
+    test.now += Duration::from_secs(1);
+    test.allocator.observe(KubeletObservation {
+        started: test.now,
+        holders: vec![others.clone()],
+        allocatable,
+        checkpoint: [("a.b/mem".to_owned(), "GPU-1-_-3".to_owned())].into(),
+    });
+    assert!(test.allocator.waits_for_checkpoint());
     test.observe(&[others]);
-    test.observe(&[]);
     assert!(test.allocator.pending_changes().is_empty());
+}
+
+#[test]
+fn no_mps_daemon_comes_between_processes_that_another_plugin_gave_the_device_to() {
+    let mut test = AllocatorTest {
+        allocator: Allocator::restore(AllocatorTest::new(MEMORY, &[]).allocator.assigned().clone()),
+        now: Instant::now(),
+    };
+    test.set_desired(wants(
+        "resources: [{name: nvidia.com/gpu, sharing: {strategy: Mps, replicas: 2}}]",
+    ));
+    let others = [holding("theirs", "nvidia.com/gpu", &["GPU-0::1"])];
+    for _ in 0..10 {
+        test.observe(&others);
+    }
+    assert_eq!(test.allocator.assigned()["GPU-0"].resource, "a.b/mem");
+    assert_eq!(test.allocator.assigned()["GPU-1"].resource, "nvidia.com/gpu");
+    assert_eq!(test.allocator.pending_changes()[0].pods, ["team/theirs"]);
+    test.observe(&[]);
+    assert_eq!(test.allocator.assigned()["GPU-0"].resource, "nvidia.com/gpu");
 }
 
 #[test]
