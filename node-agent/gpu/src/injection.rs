@@ -219,11 +219,13 @@ pub fn unread_cdi_file(ways: InjectionWays, runtime: &RuntimeStatus) -> Option<S
     })
 }
 
-/// Returns true if a container of this runtime gets only what the CDI file has: no handler of the runtime is NVIDIA's, which would take
-/// the rest from the variable.
+/// Returns true if a container of this runtime gets only what the CDI file has, as far as the node tells: the runtime applies the file,
+/// no handler of it is NVIDIA's, and NVIDIA's toolkit is not configured on the host, which may bring hooks that read the variable
+/// (`defaultConfigMode` of its installer for CRI-O is "hook").
 pub fn injects_by_cdi_alone(ways: InjectionWays, runtime: &RuntimeStatus) -> bool {
     let applies_names = ways.cdi && runtime.cdi == Some(CdiMode::Enabled) && reads_our_folder(runtime);
-    applies_names && !runtime.handlers.is_empty() && runtime.nvidia_handlers.is_empty()
+    let has_toolkit = !runtime.nvidia_handlers.is_empty() || runtime.accepts_envvar.is_some();
+    applies_names && !runtime.handlers.is_empty() && !has_toolkit
 }
 
 /// Returns name and version of a runtime, such as `containerd 2.1.4`.
@@ -441,6 +443,11 @@ mod tests {
                 "{ways:?} {cdi:?} {dirs:?} {handlers:?}"
             );
         }
+        let with_hooks = RuntimeStatus {
+            accepts_envvar: Some(true),
+            ..runtime(on, &[], Some("crun"), &["crun", "runc"])
+        };
+        assert!(!injects_by_cdi_alone(BOTH, &with_hooks));
     }
 
     #[test]

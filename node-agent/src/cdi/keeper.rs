@@ -17,7 +17,7 @@ use crate::{
 use gpunode_cdi::{CdiDescription, CdiSpec, KIND};
 use gpunode_gpu::Device;
 use gpunode_process::OnChange;
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 use tokio::{
     sync::watch,
     task::{JoinError, JoinSet},
@@ -89,6 +89,7 @@ impl CdiKeeper {
     /// it the folder that takes its place. Only the agent that holds the lock of the node runs this.
     pub async fn run(mut self) {
         let (mut last, mut problems, mut retry) = (None, OnChange::default(), MIN_RETRY);
+        let mut lacked = (None, BTreeMap::new());
         let mut on_file = self.adopt().await;
         loop {
             let hardware = self.hardware.borrow_and_update().clone();
@@ -106,11 +107,12 @@ impl CdiKeeper {
                 let is_wanted = demand.options.is_some();
                 let problem = failure.or_else(|| state.problem.clone()).filter(|_| is_wanted);
                 // What a device lacks may come at any time, such as the device nodes of a MIG device.
+                let lacks = (problem.clone(), state.left_out.clone());
+                if lacks != lacked {
+                    (retry, lacked) = (MIN_RETRY, lacks);
+                }
                 if problem.is_some() || !state.left_out.is_empty() {
                     pause = retry;
-                    retry = RECHECK.min(retry * 2);
-                } else {
-                    retry = MIN_RETRY;
                 }
                 self.log(&state, problem, &mut problems);
                 send_if_new(&self.state, state);
@@ -118,7 +120,7 @@ impl CdiKeeper {
             tokio::select! {
                 Ok(()) = self.hardware.changed() => {}
                 Ok(()) = self.demand.changed() => {}
-                () = sleep(pause) => {}
+                () = sleep(pause) => retry = RECHECK.min(retry * 2),
             }
         }
     }

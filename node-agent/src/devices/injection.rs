@@ -39,7 +39,7 @@ pub struct InjectionRules {
     pub switches: Vec<&'static str>,
     /// IMEX channels that containers get where the node has them.
     pub imex_channels: Vec<u32>,
-    /// Containers get no device but those of the CDI file: every strategy is CDI's, or the container runtime knows no other.
+    /// Containers get no device but those of the CDI file: every strategy is CDI's, or nothing else on the node is known to give any.
     pub by_cdi_alone: bool,
 }
 

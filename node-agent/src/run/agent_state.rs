@@ -453,7 +453,11 @@ impl<'a> AgentState<'a> {
                 // A fault does not wait for the file.
                 let advertised = with_lost_health(&self.snapshot.advertised, &snapshot.advertised);
                 plugins.put(advertised.clone());
-                self.snapshot = snapshot.before_publication(advertised);
+                self.snapshot = DeviceSnapshot {
+                    // What the next file lacks is not known yet.
+                    not_injectable: std::mem::take(&mut self.snapshot.not_injectable),
+                    ..snapshot.before_publication(advertised)
+                };
                 return;
             }
         }

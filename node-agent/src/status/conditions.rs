@@ -281,16 +281,18 @@ pub fn not_advertised(
     })
 }
 
-/// Returns the devices that no strategy can hand over, by their reasons, and the remedy. Faulty devices and those that have left the
-/// node are reported as such.
+/// Returns the devices that no strategy can hand over, by their reasons, and the remedy, if there is no other device: one alone does not
+/// make the node unready, as a broken one does not. Faulty devices and those that have left the node are reported as such.
 fn not_injectable(snapshot: &DeviceSnapshot, health: &NodeHealth, plugin: PluginStatus<'_>) -> Option<String> {
     let in_force = plugin.in_force;
     let mut devices: BTreeMap<&str, Vec<String>> = BTreeMap::new();
-    for (uuid, reason) in &snapshot.not_injectable {
-        let is_present = in_force.desired.present.iter().any(|device| device.uuid == *uuid);
-        if is_present && !snapshot.is_faulty(uuid, health) {
-            devices.entry(reason).or_default().push(name(plugin, uuid));
-        }
+    let is_whole = |uuid: &&String| {
+        let is_present = in_force.desired.present.iter().any(|device| device.uuid == **uuid);
+        is_present && !snapshot.is_faulty(uuid, health)
+    };
+    for uuid in snapshot.assignments.keys().filter(is_whole) {
+        let reason = snapshot.not_injectable.get(uuid)?;
+        devices.entry(reason).or_default().push(name(plugin, uuid));
     }
     let of_each = devices
         .into_iter()

@@ -437,16 +437,25 @@ fn an_mps_daemon_that_keeps_a_device_from_being_given_out_is_named() {
     assert_eq!(stopping.mps_daemons.len(), 1);
 }
 
+/// Two assigned devices, and reasons why nothing can hand some over.
+fn not_injectable(in_force: &InForce, reasons: &[(&str, &str)]) -> DeviceSnapshot {
+    let desired = in_force.desired.devices.iter();
+    DeviceSnapshot {
+        assignments: desired
+            .map(|desired| (desired.device.uuid.clone(), desired.assignment.clone()))
+            .collect(),
+        not_injectable: reasons
+            .iter()
+            .map(|(uuid, reason)| ((*uuid).to_owned(), (*reason).to_owned()))
+            .collect(),
+        ..snapshot()
+    }
+}
+
 #[test]
 fn devices_that_no_strategy_can_hand_over_are_named_by_their_reason() {
     let hardware = hardware(DriverState::Answers);
     let reasons = [("GPU-0", "no node"), ("GPU-1", "no node"), ("GPU-9", "left")];
-    let snapshot = DeviceSnapshot {
-        not_injectable: reasons
-            .map(|(uuid, reason)| (uuid.to_owned(), reason.to_owned()))
-            .into(),
-        ..snapshot()
-    };
     for (document, remedy) in [
         (
             "deviceListStrategy: [CdiCri]",
@@ -455,6 +464,7 @@ fn devices_that_no_strategy_can_hand_over_are_named_by_their_reason() {
         ("", "install NVIDIA's container toolkit"),
     ] {
         let in_force = InForce::default().next(&config(document), hardware.inventory());
+        let snapshot = not_injectable(&in_force, &reasons);
         let status = of_page(&snapshot, &hardware, &in_force, &["nvidia.com/gpu"]);
         assert_eq!(verdicts(&status)[0], "Ready=False CdiNotDescribed");
         assert_eq!(
@@ -467,14 +477,18 @@ fn devices_that_no_strategy_can_hand_over_are_named_by_their_reason() {
 }
 
 #[test]
-fn a_faulty_device_that_nothing_can_hand_over_does_not_make_the_node_unready() {
+fn a_node_with_a_device_that_containers_can_get_stays_ready_without_another() {
     let (hardware, in_force) = advertised();
-    let snapshot = DeviceSnapshot {
-        not_injectable: [("GPU-1".to_owned(), "no node".to_owned())].into(),
-        ..snapshot()
+    let ready = |reasons: &[(&str, &str)], health: &NodeHealth| {
+        let snapshot = not_injectable(&in_force, reasons);
+        let status = with_health(health, &snapshot, &hardware, &in_force, &["nvidia.com/gpu"]);
+        verdicts(&status)[0].clone()
     };
-    let status = with_health(&broken("GPU-1"), &snapshot, &hardware, &in_force, &["nvidia.com/gpu"]);
-    assert_eq!(verdicts(&status)[0], "Ready=True ConfigurationInForce");
+    let (one, both) = ([("GPU-1", "no node")], [("GPU-0", "no node"), ("GPU-1", "no node")]);
+    assert_eq!(ready(&one, &NodeHealth::default()), "Ready=True ConfigurationInForce");
+    assert_eq!(ready(&both, &broken("GPU-1")), "Ready=False CdiNotDescribed");
+    assert_eq!(ready(&one, &broken("GPU-0")), "Ready=False CdiNotDescribed");
+    assert_eq!(ready(&one, &broken("GPU-1")), "Ready=True ConfigurationInForce");
 }
 
 /// Units of memory of `devices`: UUID, units, and how many of them, from the first on, are healthy.
