@@ -320,9 +320,12 @@ fn usage(snapshot: &DeviceSnapshot) -> UsedDevices {
 mod tests {
     use super::*;
     use crate::driver::nvml::DriverReading;
-    use gpunode_config::load;
+    use gpunode_config::{HealthRules, load};
     use gpunode_crds::MigMode;
-    use gpunode_gpu::{ChangeRecord, DeviceHolder, GpuLayout, GpuMigState, GpuVirtualization, MigAttempt, RunId};
+    use gpunode_gpu::{
+        ChangeRecord, DeviceFaults, DeviceHolder, GpuLayout, GpuMigState, GpuVirtualization, HealthObservation,
+        MigAttempt, RunId,
+    };
     use gpunode_mig::MigBoard;
 
     fn hardware() -> Hardware {
@@ -367,10 +370,20 @@ mod tests {
     }
 
     fn decide_at(layouts: &mut NodeLayouts, hardware: &Hardware, approved: bool, second: i64) -> Vec<PhaseChange> {
+        decide_with(layouts, hardware, &NodeHealth::default(), approved, second)
+    }
+
+    fn decide_with(
+        layouts: &mut NodeLayouts,
+        hardware: &Hardware,
+        health: &NodeHealth,
+        approved: bool,
+        second: i64,
+    ) -> Vec<PhaseChange> {
         layouts.decide(&LayoutInputs {
             hardware,
             snapshot: &DeviceSnapshot::default(),
-            health: &NodeHealth::default(),
+            health,
             hash: "one",
             approved,
             failed_drain: None,
@@ -414,6 +427,27 @@ mod tests {
         };
         decide_at(&mut layouts, &waiting, true, 5);
         assert!(layouts.work().is_empty(), "the driver is left alone");
+    }
+
+    #[test]
+    fn fault_of_a_gpu_keeps_it_from_its_layout_and_one_of_an_instance_does_not() {
+        let hardware = hardware();
+        let phase = |device: &str| {
+            let mut faults = DeviceFaults::default();
+            let xid = HealthObservation::Xid(device.to_owned(), 79);
+            faults.observe(xid, &HealthRules::default(), at(0));
+            let health = NodeHealth {
+                faults: Some(faults),
+                ..NodeHealth::default()
+            };
+            let [change] = decide_with(&mut layouts(&hardware), &hardware, &health, true, 0)
+                .try_into()
+                .unwrap();
+            (change.progress.phase, change.progress.reason)
+        };
+        assert_eq!(phase("GPU-0"), (MigPhase::Blocked, Some(MigReason::Unhealthy)));
+        assert_eq!(phase("MIG-of-GPU-0"), (MigPhase::Waiting, None));
+        assert_eq!(phase("GPU-1"), (MigPhase::Waiting, None));
     }
 
     #[test]

@@ -155,6 +155,20 @@ pub const FIGURES: &[Figure] = &[
     target("slowest-of-replicas", "the same of 16 x 64 replicas", 1.0, "ms", ""),
     target("slowest-of-mig", "the same of 16 x 7 MIG devices", 1.0, "ms", ""),
     target(
+        "mig-decision",
+        "slowest decision about the layouts of 8 GPUs with 7 instances each, any of them in use",
+        5.0,
+        "ms",
+        "",
+    ),
+    target(
+        "mig-change",
+        "8 GPUs get 7 instances each, from the approval until all are offered: longer than the driver's calls one after the other",
+        20.0,
+        "%",
+        "all pods end first (mig-manager)",
+    ),
+    target(
         "preferred-3-p99",
         "GetPreferredAllocation at the socket, 3 of 16 GPUs, 1,000 calls, p99",
         1.0,

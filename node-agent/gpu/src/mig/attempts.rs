@@ -15,7 +15,8 @@ const FAILED: (SignedDuration, SignedDuration) = (SignedDuration::from_secs(10),
 /// Attempts of this process on one GPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AttemptHistory {
-    running: Option<MigWork>,
+    /// Work under way, and the time since when.
+    running: Option<(MigWork, Timestamp)>,
     last: Option<EndedAttempt>,
     /// Attempts in a row at the same layout that were blocked or failed.
     misses: u32,
@@ -42,7 +43,12 @@ impl AttemptHistory {
             return;
         };
         if *result == AttemptResult::Running {
-            self.running = Some(work.clone());
+            let since = self
+                .running
+                .take()
+                .filter(|(running, _)| running == work)
+                .map(|(_, since)| since);
+            self.running = Some((work.clone(), since.unwrap_or(now)));
             return;
         }
         let is_known = |last: &EndedAttempt| last.work == *work && last.result == *result;
@@ -66,7 +72,12 @@ impl AttemptHistory {
 
     /// Returns the work that is under way.
     pub(super) fn running(&self) -> Option<&MigWork> {
-        self.running.as_ref()
+        self.running.as_ref().map(|(work, _)| work)
+    }
+
+    /// Returns the time since when that work is under way.
+    pub(super) fn running_since(&self) -> Option<Timestamp> {
+        self.running.as_ref().map(|(_, since)| *since)
     }
 
     /// Returns the last attempt that is over.

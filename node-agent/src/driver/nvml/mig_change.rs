@@ -8,7 +8,7 @@ use super::{
     raw::mig_instances::{self, GpuInstanceHandle},
     session::open,
 };
-use gpunode_gpu::{GpuLayout, GpuMigState, MigStep, next_step};
+use gpunode_gpu::{GpuLayout, GpuMigState, GpuVirtualization, MigStep, next_step};
 use nvml_wrapper::{Device, error::NvmlError};
 use nvml_wrapper_sys::bindings::{
     nvmlReturn_enum_NVML_ERROR_INSUFFICIENT_RESOURCES as INSUFFICIENT_RESOURCES,
@@ -189,7 +189,7 @@ pub fn change_layout(
     wanted: &GpuLayout,
     mut begin: impl FnMut(&MigStep) -> ControlFlow<()>,
 ) -> Result<ChangeEnd, MigChangeError> {
-    let (mut steps, mut has_set_mode) = (0, false);
+    let (mut steps, mut has_set_mode, mut has_asked) = (0, false, false);
     // A session for each mode: a reset makes the handles of before useless.
     loop {
         let nvml = open(path)?;
@@ -197,6 +197,22 @@ pub fn change_layout(
         let mut device = find_gpu(&nvml, gpu).map_err(&read)?;
         let state = mig_state::read(&device).map_err(&read)?;
         let mut state = state.ok_or_else(|| MigChangeError::NoMig { gpu: gpu.uuid.clone() })?;
+        if awaits_boot(&state, wanted) && !std::mem::replace(&mut has_asked, true) {
+            let step = MigStep::SetMode(wanted.enabled);
+            if begin(&step).is_break() {
+                return Ok(ChangeEnd::Stopped);
+            }
+            let status = set_mode(&mut device, wanted.enabled, state.mode_needs_reset);
+            match status.map_err(failed_call(gpu, || step.to_string()))? {
+                None => {
+                    has_set_mode = true;
+                    continue;
+                }
+                // The instances have to go first.
+                Some(NvmlError::InUse) => {}
+                Some(status) => return Ok(ChangeEnd::ModePending { status }),
+            }
+        }
         loop {
             let Some(step) = next_step(wanted, &state) else {
                 return Ok(ChangeEnd::Done);
@@ -227,6 +243,13 @@ pub fn change_layout(
             state = mig_state::read_again(&device, state).map_err(&read)?;
         }
     }
+}
+
+/// Returns true if only a boot can change the mode, since a virtual machine does not reset its GPUs. The boot takes the instances, too:
+/// until then they stay.
+fn awaits_boot(state: &GpuMigState, wanted: &GpuLayout) -> bool {
+    let is_passed = state.virtualization == GpuVirtualization::Passthrough;
+    is_passed && state.mode_needs_reset && state.enabled != wanted.enabled
 }
 
 fn failed_call(gpu: &GpuAddress, action: impl Fn() -> String) -> impl Fn(FailedCall) -> MigChangeError {

@@ -101,8 +101,8 @@ fn mig_devices_are_shown_with_their_holders_and_the_phase_of_their_gpu() {
     let (_, table) = text.rsplit_once("\n\n").expect("a second table");
     insta::assert_snapshot!(table, @r"
     GPU    MIG DEVICE      UUID                                       HELD BY        LAYOUT
-    GPU0   1g.10gb (1/0)   MIG-6c1d3b2e-0000-0000-0000-000000000001   -              Waiting
-    GPU0   4g.40gb (2/0)   MIG-6c1d3b2e-0000-0000-0000-000000000002   team/train-0   Waiting
+    GPU0   1g.10gb (1/0)   MIG-6c1d3b2e-0000-0000-0000-000000000001   -              Waiting: off
+    GPU0   4g.40gb (2/0)   MIG-6c1d3b2e-0000-0000-0000-000000000002   team/train-0   Waiting: off
     GPU1   -               -                                          -              Applied
     ");
     let topology = topology(&gpu_node, None, None).expect("an answer");

@@ -6,7 +6,7 @@ use super::{
     topology::NodeTopology,
 };
 use crate::output::{TableCell, TableColumn, TextWidth, grid, plain, style, table, wrapped};
-use gpunode_crds::{Holder, LinkLevel, MigDevice, named};
+use gpunode_crds::{Holder, LinkLevel, MigDevice, MigPhase, MigStatus, named};
 use std::{collections::BTreeSet, fmt::Write as _};
 
 /// Most pods named for one GPU.
@@ -91,11 +91,7 @@ fn instances(gpus: &[LinkedGpu], width: TextWidth) -> String {
             name.unwrap_or_default().into(),
             device.map(|of| of.uuid.as_str()).unwrap_or_default().into(),
             held.unwrap_or_default().into(),
-            gpu.mig
-                .as_ref()
-                .map(|mig| mig.phase.as_str())
-                .unwrap_or_default()
-                .into(),
+            gpu.mig.as_ref().map(progress).unwrap_or_default().into(),
         ]
     };
     let rows = gpus
@@ -119,6 +115,14 @@ fn instances(gpus: &[LinkedGpu], width: TextWidth) -> String {
         TableColumn::new("LAYOUT"),
     ];
     format!("\n{}", table(width, columns, &rows))
+}
+
+/// Says how far a GPU is with its layout, and with which unless it has it.
+fn progress(mig: &MigStatus) -> String {
+    match mig.phase {
+        MigPhase::Applied => mig.phase.as_str().to_owned(),
+        phase => format!("{}: {}", phase.as_str(), mig.wanted),
+    }
 }
 
 /// Explains the symbols that occur.

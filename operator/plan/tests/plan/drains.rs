@@ -260,6 +260,38 @@ fn drain_takes_its_steps_in_order_and_leaves_nothing_behind() {
 }
 
 #[test]
+fn operator_that_takes_over_a_drain_reads_the_pods_again_and_goes_on() {
+    let mut node = begun(&["ml/a"]);
+    let evicts = node.step(1);
+    assert_eq!(node.evicted(&evicts), ["ml/a"]);
+    // All that the operator before knew beside the cluster.
+    node.reviewed = None;
+    let plan = node.step(1);
+    assert!(
+        node.evicted(&plan).is_empty() && plan.drain_work.review.is_some(),
+        "{plan:?}"
+    );
+    assert_eq!(
+        (node.state(), node.has_taint(), plan.stage.clone()),
+        (Some(ChangeState::Prepare), true, Some(RolloutStage::Stepping))
+    );
+    node.read_pods(&plan, &[pod("a")]);
+    let evicts = node.step(1);
+    assert_eq!(node.evicted(&evicts), ["ml/a"]);
+
+    node.report("AwaitingApproval", &[], 0);
+    node.reviewed = None;
+    node.step(2);
+    assert_eq!((node.state(), node.has_taint()), (Some(ChangeState::Approved), true));
+    node.report("Applied", &[], 1);
+    node.allocatable("1");
+    let since = node.change().map(|change| change.since.clone());
+    node.status().finished_change = since;
+    node.step(3);
+    assert!(!node.has_taint());
+}
+
+#[test]
 fn drain_for_another_sharing_is_over_once_every_device_has_changed() {
     let mut node = begun(&["ml/a"]);
     node.report("Applied", &[], 4);

@@ -406,6 +406,9 @@ fn a_reboot_brings_mode_and_layout_back_where_boards_forget_both() -> Result<()>
     let before = lab.await_layout(node, 0, "1g.10gb:2,3g.40gb:1")?;
     lab.await_allocatable(node, SMALL, 2)?;
     lab.await_ready("sharing")?;
+    // On both nodes. After the boot the kubelet's checkpoint names UUIDs that no GPU has any more.
+    lab.apply(&samples::holding("held", "mig-h100", 4, SMALL, 1))?;
+    lab.await_running("held", 4)?;
     lab.cluster().node(node)?.reboot()?;
     let places = |devices: &MigDevices| devices.values().cloned().collect::<BTreeSet<_>>();
     let after = eventually("the instances are there again", LIMIT, || {

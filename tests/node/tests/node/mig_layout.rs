@@ -4,7 +4,7 @@ use anyhow::{Context as _, Result};
 use gpunode_node_tests::{Agent, FakeKubelet, Lab, Node, until};
 use gpunode_scenario::{GpuProcess, MigState, MigUuids, ReturnCode, Scenario, Topology};
 use serde_json::Value;
-use std::{collections::BTreeMap, fs};
+use std::{collections::BTreeMap, fs, time::Instant};
 
 pub const SMALL: &str = "nvidia.com/mig-1g.10gb";
 pub const MEDIUM: &str = "nvidia.com/mig-2g.20gb";
@@ -377,5 +377,37 @@ async fn group_takes_its_gpus_and_leaves_the_others_as_they_are() -> Result<()> 
     lab.apply("mig: {strategy: Mixed, layout: [{devices: {indices: [0]}, disabled: true}]}")?;
     lab.kubelet.has(GPU, |endpoint| endpoint.healthy().len() == 2).await?;
     assert_eq!(mig(&lab.node).map(|mig| mig.enabled), Some(false));
+    Ok(())
+}
+
+/// From the first change, which is approved then, until the kubelet may allocate all devices.
+#[tokio::test]
+#[ignore = "a measurement: make bench"]
+async fn measure_eight_gpus_of_seven_instances_until_they_are_offered() -> Result<()> {
+    // Call, its time, and how often each GPU needs it.
+    const CALLS: [(&str, u64, u64); 3] = [
+        ("nvmlDeviceSetMigMode", 200, 1),
+        ("nvmlDeviceCreateGpuInstanceWithPlacement", 100, 7),
+        ("nvmlGpuInstanceCreateComputeInstance", 50, 7),
+    ];
+    let node = node_of("NVIDIA H100 80GB HBM3", 8, MigUuids::Returning)?;
+    for gpu in 0..8 {
+        for (call, ms, _) in CALLS {
+            node.state()?.delay(gpu, call, ms)?;
+        }
+    }
+    let lab = Lab::start(node, "")?;
+    lab.kubelet.has(GPU, |endpoint| endpoint.healthy().len() == 8).await?;
+    lab.apply("mig: {strategy: Mixed, layout: [{instances: {1g.10gb: 7}}]}")?;
+    reaches(&lab.agent, "Applying").await?;
+    let start = Instant::now();
+    lab.kubelet
+        .has(SMALL, |endpoint| endpoint.healthy().len() == 56)
+        .await?;
+    let took = start.elapsed();
+    let calls: u64 = CALLS.iter().map(|(_, ms, count)| 8 * ms * count).sum();
+    let more = (took.as_secs_f64() * 1000.0 / f64::from(u32::try_from(calls)?) - 1.0) * 100.0;
+    println!("MIG: 56 devices of 8 GPUs are offered after {took:.2?}; the calls of the driver alone are {calls} ms");
+    println!("figure: mig-change | {more:.1} | %");
     Ok(())
 }
