@@ -203,13 +203,22 @@ mod tests {
         }
     }
 
-    #[test]
-    fn dead_watch_is_named() {
-        assert_eq!(watches_answer(&[]), TextResponse::line(StatusCode::OK, "ok"));
+    #[tokio::test(start_paused = true)]
+    async fn process_whose_watch_is_dead_is_not_ready_and_names_it() {
+        let scene = Scene::new(Leadership::until(Instant::now()));
+        scene.publish(ClusterSummary {
+            has_synced: true,
+            ..ClusterSummary::default()
+        });
+        let health = scene.server.watch_health.clone();
+        health.began_list("nodes", Instant::now());
+        health.listed("nodes", Instant::now());
+        assert_eq!(scene.server.answer("/readyz"), TextResponse::line(StatusCode::OK, "ok"));
+        tokio::time::advance(Duration::from_secs(85)).await;
         let text = "the watch of nodes does not follow the cluster: the API server last sent something 85 s ago";
-        assert_eq!(
-            watches_answer(&[("nodes".to_owned(), Duration::from_secs(85))]),
-            TextResponse::line(StatusCode::SERVICE_UNAVAILABLE, text)
-        );
+        let unready = TextResponse::line(StatusCode::SERVICE_UNAVAILABLE, text);
+        assert_eq!(scene.server.answer("/readyz"), unready);
+        health.contact("nodes", Instant::now());
+        assert_eq!(scene.server.answer("/readyz"), TextResponse::line(StatusCode::OK, "ok"));
     }
 }

@@ -230,3 +230,26 @@ async fn client_config() -> Result<Config> {
     ));
     Ok(config)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[tokio::test(start_paused = true)]
+    async fn caches_that_a_dead_watch_feeds_are_cold() {
+        let (summaries, summary) = watch::channel(Arc::<ClusterSummary>::default());
+        let health = WatchHealth::default();
+        let view = cache_view(summary, health.clone());
+        assert!(matches!(view(), CacheState::Cold), "nothing is listed yet");
+        summaries.send_replace(Arc::new(ClusterSummary {
+            has_synced: true,
+            ..ClusterSummary::default()
+        }));
+        health.began_list("nodes", Instant::now());
+        health.listed("nodes", Instant::now());
+        assert!(matches!(view(), CacheState::Warm { .. }));
+        tokio::time::advance(Duration::from_secs(80)).await;
+        assert!(matches!(view(), CacheState::Cold));
+    }
+}

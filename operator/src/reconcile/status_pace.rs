@@ -22,3 +22,21 @@ impl StatusPace {
         self.0.insert(policy.to_owned(), Instant::now());
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn status_of_a_policy_is_written_once_a_second_and_others_wait_for_none_of_it() {
+        let mut pace = StatusPace::default();
+        assert_eq!(pace.not_before("p"), None);
+        pace.written("p");
+        tokio::time::advance(Duration::from_millis(400)).await;
+        let next = pace.not_before("p").map(|at| at - Instant::now());
+        assert_eq!(next, Some(Duration::from_millis(600)));
+        assert_eq!(pace.not_before("q"), None);
+        tokio::time::advance(Duration::from_millis(600)).await;
+        assert_eq!(pace.not_before("p"), None);
+    }
+}

@@ -140,8 +140,8 @@ pub const FLEET_FIGURES: &[FleetFigure] = &[
     ),
     most(
         "failover-standby",
-        "leader killed for good: first write of the other replica (Lease of 15 s, retry after 2 s)",
-        17.0,
+        "leader killed for good: first write of the other replica (Lease of 15 s, and half a second for a write)",
+        15.5,
         "s",
     ),
     most(

@@ -193,7 +193,7 @@ async fn measure(
             ]);
         }
         Scenario::Failover => {
-            let found = failover(fleet).await?;
+            let found = failover(fleet, 3).await?;
             println!("{found:#?}");
             measured.extend([
                 ("failover-restart", found.restart_ratio),

@@ -110,13 +110,22 @@ impl OperatorProcess {
 
     /// Counts the lines of its log at the level info that name a simulated node.
     pub fn node_lines(&self) -> Result<usize> {
+        self.count_lines(is_info_about_a_node)
+    }
+
+    fn count_lines(&self, is_counted: impl Fn(&str) -> bool) -> Result<usize> {
         let mut log = File::open(&self.log).with_context(|| format!("open {}", self.log.display()))?;
         log.seek(SeekFrom::Start(self.log_start)).context("skip earlier logs")?;
         let mut lines = BufReader::new(log).lines();
         lines.try_fold(0, |count, line| {
             let line = line.context("read the log")?;
-            Ok(count + usize::from(is_info_about_a_node(&line)))
+            Ok(count + usize::from(is_counted(&line)))
         })
+    }
+
+    /// Counts the lines of its log at the level info with the numbers of nodes of a policy.
+    pub fn policy_lines(&self) -> Result<usize> {
+        self.count_lines(|line| line.contains(r#""message":"nodes of the policy""#))
     }
 
     /// Kills it as the kernel does when memory is short.

@@ -20,11 +20,11 @@ const LOOK_AT_NODES: Duration = Duration::from_secs(1);
 /// Longest wait for another leader.
 const LIMIT: Duration = Duration::from_mins(1);
 
-/// Three changes, each of which loses its leader after a tenth of the nodes.
+/// Changes, each of which loses its leader after a tenth of the nodes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Failover {
     /// From the start of a killed leader's container to its first write, of a bare list by one client: the other replica lists
-    /// nothing then.
+    /// nothing then. Both are medians.
     pub restart_ratio: f64,
     /// Seconds of the bare list.
     pub bare: f64,
@@ -36,8 +36,8 @@ pub struct Failover {
     pub most_writes: usize,
 }
 
-/// Measures the three.
-pub async fn failover(fleet: &Fleet) -> Result<Failover> {
+/// Measures so many restarts of a leader, then one that does not come back and one that is stopped.
+pub async fn failover(fleet: &Fleet, restarts: usize) -> Result<Failover> {
     let mut pair = fleet.start_pair().await?;
     let size = fleet.size();
     measured_change(fleet, &pair, &[label_policy(0)], size).await?;
@@ -47,26 +47,16 @@ pub async fn failover(fleet: &Fleet) -> Result<Failover> {
     }
     let mut most_writes = 0;
 
-    let mut change = begin_change(fleet, 1).await?;
-    let (leader, _) = fleet.leader_and_standby(&pair).await?;
-    let pod = pair.get(leader).pod().to_owned();
-    pair.get_mut(leader).kill()?;
-    let restart = Timestamp::now();
-    pair.replace(leader, fleet.start_operator(&pod)?);
-    // The API server may still read what the killed process has sent, so the first list tells the new one.
-    let is_list = |request: &&OperatorRequest| {
-        let is_new = request.request_received_timestamp > restart;
-        is_new && request.is_list() && request.code() < 300 && request.resource() == "nodes"
-    };
-    let restarted = first_write(fleet, &mut change, restart, |requests, write| {
-        let list = requests.iter().find(is_list);
-        list.is_some_and(|list| write.request_received_timestamp > list.request_received_timestamp)
-    });
-    let restarted = restarted.await?;
-    most_writes = most_writes.max(finish_change(fleet, change, 1).await?);
-    fleet.await_settled(&mut pair).await?;
+    let mut restarted = Vec::new();
+    for round in 1..=restarts {
+        let mut change = begin_change(fleet, round).await?;
+        restarted.push(restart_leader(fleet, &mut pair, &mut change).await?);
+        most_writes = most_writes.max(finish_change(fleet, change, round).await?);
+        fleet.await_settled(&mut pair).await?;
+    }
 
-    let mut change = begin_change(fleet, 2).await?;
+    let round = restarts + 1;
+    let mut change = begin_change(fleet, round).await?;
     let (leader, _) = fleet.leader_and_standby(&pair).await?;
     let pod = pair.get(leader).pod().to_owned();
     let killed = change.writes()?.next().context("find a write of the leader")?;
@@ -76,21 +66,41 @@ pub async fn failover(fleet: &Fleet) -> Result<Failover> {
         write.credential() != killed
     });
     let standby = standby.await?;
-    most_writes = most_writes.max(finish_change(fleet, change, 2).await?);
+    most_writes = most_writes.max(finish_change(fleet, change, round).await?);
     pair.replace(leader, fleet.start_operator(&pod)?);
     fleet.await_settled(&mut pair).await?;
 
-    let change = begin_change(fleet, 3).await?;
+    let round = restarts + 2;
+    let change = begin_change(fleet, round).await?;
     let hand_over = stop_leader(fleet, &mut pair).await?;
-    most_writes = most_writes.max(finish_change(fleet, change, 3).await?);
+    most_writes = most_writes.max(finish_change(fleet, change, round).await?);
     let bare = quantile(&lists, 0.5);
     Ok(Failover {
-        restart_ratio: restarted / bare,
+        restart_ratio: quantile(&restarted, 0.5) / bare,
         bare,
         standby,
         hand_over,
         most_writes,
     })
+}
+
+/// Kills the leader, starts it again, and returns the seconds from then to its first write.
+async fn restart_leader(fleet: &Fleet, pair: &mut OperatorPair, change: &mut OperatorRequests) -> Result<f64> {
+    let (leader, _) = fleet.leader_and_standby(pair).await?;
+    let pod = pair.get(leader).pod().to_owned();
+    pair.get_mut(leader).kill()?;
+    let restart = Timestamp::now();
+    pair.replace(leader, fleet.start_operator(&pod)?);
+    // The API server may still read what the killed process has sent, so the first list tells the new one.
+    let is_list = |request: &&OperatorRequest| {
+        let is_new = request.request_received_timestamp > restart;
+        is_new && request.is_list() && request.code() < 300 && request.resource() == "nodes"
+    };
+    first_write(fleet, change, restart, |requests, write| {
+        let list = requests.iter().find(is_list);
+        list.is_some_and(|list| write.request_received_timestamp > list.request_received_timestamp)
+    })
+    .await
 }
 
 /// Stops the leader and returns the seconds until the other replica holds the Lease.

@@ -1,11 +1,16 @@
 //! One policy changes a label and a taint of all nodes, in turns with a bare client that makes the same patches.
 
 use crate::{
-    Fleet, number, quantile,
+    Fleet,
+    fleet::OperatorPair,
+    number,
+    probes::probe,
+    quantile,
     raw::raw_change,
     scenarios::{label_policy, measured_change, most_writes, steady_memory},
 };
-use anyhow::Result;
+use anyhow::{Context as _, Result, ensure};
+use std::time::Instant;
 
 /// Medians of the pairs of one change by the operators and one by the bare client.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -26,6 +31,10 @@ pub struct LabelChange {
     pub most_writes: usize,
     /// Lines of both logs at the level info that name a node.
     pub node_lines: usize,
+    /// Lines of both logs with the numbers of nodes of the policy.
+    pub policy_lines: usize,
+    /// Seconds in which they were written.
+    pub elapsed: f64,
     /// Resident memory with one policy, the greater of both replicas, in MiB.
     pub resident: f64,
 }
@@ -33,6 +42,7 @@ pub struct LabelChange {
 /// Measures so many pairs.
 pub async fn label_change(fleet: &Fleet, pairs: usize) -> Result<LabelChange> {
     let pair = fleet.start_pair().await?;
+    let begin = Instant::now();
     let size = fleet.size();
     measured_change(fleet, &pair, &[label_policy(0)], size).await?;
     // It adds what the later ones replace.
@@ -60,9 +70,12 @@ pub async fn label_change(fleet: &Fleet, pairs: usize) -> Result<LabelChange> {
             raw.last().copied().unwrap_or_default()
         );
     }
-    let node_lines = (0..2).try_fold(0, |sum, replica| {
-        Ok::<_, anyhow::Error>(sum + pair.get(replica).node_lines()?)
-    })?;
+    ensure_counted(fleet, &pair, size * (pairs + 1)).await?;
+    let (mut node_lines, mut policy_lines) = (0, 0);
+    for replica in [0, 1].map(|replica| pair.get(replica)) {
+        node_lines += replica.node_lines()?;
+        policy_lines += replica.policy_lines()?;
+    }
     let (seconds, raw) = (quantile(&seconds, 0.5), quantile(&raw, 0.5));
     Ok(LabelChange {
         ratio: raw / seconds,
@@ -73,6 +86,41 @@ pub async fn label_change(fleet: &Fleet, pairs: usize) -> Result<LabelChange> {
         writes_per_node: number(writes) / number(size * pairs),
         most_writes: most,
         node_lines,
+        policy_lines,
+        elapsed: begin.elapsed().as_secs_f64(),
         resident,
     })
+}
+
+/// Fails unless the metrics of the leader tell of so many writes of nodes, and of a life as it should be.
+async fn ensure_counted(fleet: &Fleet, pair: &OperatorPair, writes: usize) -> Result<()> {
+    let (leader, _) = fleet.leader_and_standby(pair).await?;
+    let text = probe(pair.get(leader).address(), "/metrics").await?;
+    let value = |name: &str| -> Result<f64> {
+        let name = format!("gpunode_operator_{name} ");
+        let value = text.lines().find_map(|line| line.strip_prefix(&name));
+        value
+            .and_then(|value| value.parse().ok())
+            .with_context(|| format!("find {name}in {text}"))
+    };
+    for name in [
+        r#"writes_total{kind="Node",result="accepted"}"#,
+        r#"planning_time_seconds_count{kind="Node"}"#,
+        r#"reconcile_time_seconds_count{kind="Node"}"#,
+    ] {
+        ensure!(
+            value(name)? >= number(writes),
+            "{name} is {} after {writes} writes",
+            value(name)?
+        );
+    }
+    let nodes = value(r#"cache_objects{resource="nodes"}"#)?;
+    ensure!(nodes >= number(fleet.size()), "the cache has {nodes} nodes");
+    let age = value("lease_age_seconds")?;
+    ensure!(age < 10.0, "the Lease is {age} s old");
+    for kind in ["nodes", "gpunodes"] {
+        let age = value(&format!("watch_age_seconds{{resource=\"{kind}\"}}"))?;
+        ensure!(age < 80.0, "the watch of {kind} is {age} s old");
+    }
+    Ok(())
 }
