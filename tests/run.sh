@@ -77,7 +77,8 @@ fleet() {
   [ "$failed" = 0 ] || return 0
   stage "a fleet of 500 nodes" on_cluster fleet
 }
-others() {
+# Tests that need root, or the network of a user, and no cluster of the suite.
+root() {
   stage "clusters that come and go" program lifecycle --ignored --test-threads=1
   stage "NVML for other programs" program nvml --ignored --test-threads=1
   stage "demo" tests/e2e/demo.sh
@@ -86,20 +87,25 @@ others() {
   stage "GitOps tools: phases" program phases --ignored
   stage "GitOps tools: samples" program samples --ignored
   stage "GitOps tools: components" program components --ignored
-  # With the features of the whole workspace, as everything is built: cargo compiles nothing again.
-  stage "what needs no root" cargo test --workspace --locked --no-fail-fast -- --test-threads=4
   stage "hooks as root: mounts" program gpunode-hook --ignored
   stage "hooks as root: the loader" program hook --ignored --skip measure
   stage "changes of MIG as root" program gpunode-agent --ignored --skip measure --test-threads=4
   stage "the agent's process as root" program node --ignored --skip measure --test-threads=4
+}
+others() {
+  # With the features of the whole workspace, as everything is built: cargo compiles nothing again.
+  stage "what needs no root" cargo test --workspace --locked --no-fail-fast -- --test-threads=4
   # Last, since it keeps the processors busy: most of the others are over by then.
   fleet
 }
 
 # Runs a function beside others, with a name before each of its lines.
 beside() { # NAME FUNCTION
-  { "$2" 2>&1 | sed -u "s/^/[$1] /"; } &
-  pids+=($!)
+  # A process group each: `stop` ends it with all that it has started.
+  set -m
+  { "$2" < /dev/null 2>&1 | sed -u "s/^/[$1] /"; } &
+  set +m
+  pids+=($!) names+=("$1")
 }
 lane() { # CLUSTER FUNCTION [CLUSTER-FILE]
   export GPUNODE_E2E_CLUSTER=$1
@@ -107,7 +113,10 @@ lane() { # CLUSTER FUNCTION [CLUSTER-FILE]
   [ "$failed" = 0 ] || return 0
   "$2"
   stage "plans of cluster $1" on_cluster plans --nocapture
-  # An idle cluster costs the others a part of a processor. Its audit log is read at the end.
+  # An idle cluster costs the others a part of a processor.
+  stage "end of cluster $1" finish "$1"
+}
+finish() { # CLUSTER: keeps its audit log, and stops it unless the last test needs it
   ln -L "target/cluster/$1/audit.log" "$audit_logs/$1"
   [ "$1" = e2e ] || target/release/gpunode-cluster down --name "$1"
 }
@@ -132,12 +141,12 @@ lane_mig() {
 audit_logs=$report/audit-logs
 mkdir "$audit_logs"
 
-pids=()
+pids=() names=()
 stop() {
-  # Tests on a cluster end with it.
-  for cluster in $clusters e2e-fleet; do target/release/gpunode-cluster down --name "$cluster" > /dev/null || true; done
-  if [ ${#pids[@]} -gt 0 ]; then kill "${pids[@]}" 2> /dev/null || true; fi
+  # First whatever may start a cluster.
+  if [ ${#pids[@]} -gt 0 ]; then kill -- "${pids[@]/#/-}" 2> /dev/null || true; fi
   wait
+  for cluster in $clusters e2e-fleet; do target/release/gpunode-cluster down --name "$cluster" > /dev/null || true; done
 }
 trap stop EXIT
 beside e2e lane_e2e
@@ -145,8 +154,11 @@ beside e2e-agents lane_agents
 beside e2e-removal lane_removal
 beside e2e-mig lane_mig
 beside tests others
+beside root root
 beside fuzz fuzz
-wait "${pids[@]}" || true
+for at in "${!pids[@]}"; do
+  wait "${pids[at]}" || printf '0\tFAILED\t%s ended early\n' "${names[at]}" >> "$report/stages"
+done
 pids=()
 
 export GPUNODE_E2E_AUDIT_LOGS=$audit_logs GPUNODE_E2E_CLUSTER=e2e

@@ -9,9 +9,14 @@ use kube::{
     config::{KubeConfigOptions, Kubeconfig},
 };
 use kubectl_gpunode::validate::{KnownKinds, SourceText, ValidationResult};
-use std::collections::BTreeSet;
+use std::{
+    collections::BTreeSet,
+    sync::atomic::{AtomicUsize, Ordering},
+};
 
 const VERSION: &str = "gpunode.dev/v1alpha1";
+/// Most rounds of damaged policies until one was refused and one accepted.
+const MAX_ROUNDS: usize = 10;
 
 #[test]
 #[ignore = "needs a cluster with gpunode's CRDs, named by GPUNODE_TEST_KUBECONFIG: make test"]
@@ -42,8 +47,8 @@ fn a_real_api_server_accepts_a_damaged_policy_where_validate_does() {
         .map(|case| case.yaml)
         .collect();
     let good: Vec<&str> = good.iter().map(String::as_str).collect();
-    let mut judged = [0, 0];
-    fuzz(|mutation: Mutation| {
+    let judged = [AtomicUsize::new(0), AtomicUsize::new(0)];
+    let property = |mutation: Mutation| {
         let yaml = mutation.text(&good);
         let file = SourceText {
             name: "policy.yaml".to_owned(),
@@ -70,14 +75,21 @@ fn a_real_api_server_accepts_a_damaged_policy_where_validate_does() {
             is_valid == is_accepted || by_gpunode,
             "{report:#?}\nbut the API server: {words}\n{yaml}"
         );
-        judged[usize::from(is_valid)] += 1;
-    });
+        judged[usize::from(is_valid)].fetch_add(1, Ordering::Relaxed);
+    };
     // A seed repeats one input.
-    let is_replay = std::env::var_os("ARBTEST_SEED").is_some();
-    assert!(
-        is_replay || (judged[0] > 0 && judged[1] > 0),
-        "refused and accepted: {judged:?}"
-    );
+    if std::env::var_os("ARBTEST_SEED").is_some() {
+        fuzz(property);
+        return;
+    }
+    // On a busy machine few inputs fit into the time, and those of one verdict alone prove little.
+    for _ in 0..MAX_ROUNDS {
+        fuzz(property);
+        if judged.iter().all(|count| count.load(Ordering::Relaxed) > 0) {
+            return;
+        }
+    }
+    panic!("refused and accepted in {MAX_ROUNDS} rounds: {judged:?}");
 }
 
 async fn connect() -> Client {

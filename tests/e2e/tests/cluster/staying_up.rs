@@ -20,6 +20,8 @@ const REPLACEMENTS: usize = 20;
 /// From the end of the old stream to the new first list. `make bench` holds the longest against it, on a machine that does
 /// nothing else.
 const GAP: Duration = Duration::from_millis(100);
+/// Most of a gap for which a busy machine is an excuse.
+const MAX_STALL: Duration = Duration::from_millis(900);
 /// A name for an image that is no agent: its pods run, and do nothing.
 const NO_AGENT: &str = "gpunode.dev/agent:pause";
 
@@ -130,16 +132,13 @@ fn measure_twenty_image_rollouts_which_nobody_notices() -> Result<()> {
     println!("gaps: {gaps:?}");
     println!("figure: replace-gap | {:.1} | ms", worst.as_secs_f64() * 1000.0);
     // A report that falls into one of the gaps shows none until the next one; `make bench` holds the number against 0. With
-    // gaps of 100 ms and a report every 10 s, two of the twenty would meet one in 2 of 100 runs, and three in 1 of 1000; with
-    // longer ones on a busy machine as many more as these bounds let through.
-    let reports = gaps.iter().sum::<Duration>().as_secs_f64() / 10.0;
-    ensure!(
-        f64::from(u32::try_from(zeros)?) <= 2.0 + 3.0 * reports,
-        "the node offered {allocatable:?}, the gaps are {gaps:?}"
-    );
+    // gaps of 100 ms and a report every 10 s, two of the twenty would meet one in 2 of 100 runs, and three in 1 of 1000. With the
+    // longest that a busy machine may have, seven would in 1 of 200.
+    let most = if worst <= GAP { 2 } else { 6 };
+    ensure!(zeros <= most, "the node offered {allocatable:?}, the gaps are {gaps:?}");
     let median = gaps.get(gaps.len() / 2).copied().unwrap_or(worst);
     ensure!(
-        gaps.len() == REPLACEMENTS && median <= GAP + stalled,
+        gaps.len() == REPLACEMENTS && median <= GAP + stalled.min(MAX_STALL),
         "{} gaps: {gaps:?}, {stalled:?} of each rollout without a processor",
         gaps.len()
     );
