@@ -52,7 +52,7 @@ pub struct ChangeRecord {
     /// Time of the first attempt at `wanted`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub began: Option<Timestamp>,
-    /// What kept the GPU from a layout of this change last, for people.
+    /// Obstacle that kept the GPU from a layout of this change last, for people.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub blocked_by: Option<String>,
 }
