@@ -131,7 +131,7 @@ impl MigJob {
             let message = error.to_string();
             // What happened before the first call is no attempt.
             match error {
-                JobError::Change(_) => self.note_failure(file, &message),
+                JobError::Change(_) => self.note_failure(file, message),
                 JobError::NoDriver | JobError::Save { .. } | JobError::Read(_) => AttemptResult::Failed { message },
             }
         })
@@ -155,7 +155,7 @@ impl MigJob {
         let begun = file.records().get(&self.gpu.uuid);
         let begun = begun.and_then(|record| record.change.as_ref());
         let is_new = begun.is_none_or(|begun| begun.is_overtaken(&state));
-        let change = ChangeRecord::begin(&self.work, begun, &state, Timestamp::now());
+        let change = ChangeRecord::begin(&self.work, begun, &state);
         self.update(file, |record| record.change = Some(change))?;
         info!(gpu = self.gpu.uuid, kind = ?self.work.kind, "changing MIG");
         let ended = change_layout(&library, &address, layout, |step| {
@@ -178,7 +178,7 @@ impl MigJob {
             // Nothing has begun.
             self.update(file, |record| record.change = None)?;
         }
-        let result = match ended {
+        Ok(match ended {
             Ok(ChangeEnd::Done) => {
                 self.note_done(file)?;
                 info!(gpu = self.gpu.uuid, "changed MIG");
@@ -202,12 +202,7 @@ impl MigJob {
                     persistenced: !is_persistent,
                     agents: true,
                 };
-                let reason = if drm_is_used(&self.roots.host_root) {
-                    MigReason::ModePending
-                } else {
-                    MigReason::InUse
-                };
-                self.in_use(&library, call, (reason, suspects), &answer)
+                self.in_use(&library, call, (MigReason::ModePending, suspects), &answer)
             }
             Err(
                 error @ MigChangeError::Call {
@@ -221,25 +216,6 @@ impl MigJob {
                 &error.to_string(),
             ),
             Err(error) => return Err(JobError::Change(error)),
-        };
-        if let AttemptResult::Blocked { message, .. } = &result {
-            self.note_blocked(file, message)?;
-        }
-        Ok(result)
-    }
-
-    /// Saves what keeps a change from its end that has begun.
-    fn note_blocked(&self, file: &mut RecordFile, message: &str) -> Result<(), JobError> {
-        let message = bounded(message);
-        let change = |record: &gpunode_gpu::MigRecord| record.change.as_ref().map(|change| change.blocked_by.clone());
-        let before = file.records().get(&self.gpu.uuid).and_then(change);
-        if before.is_none() || before.flatten().as_deref() == Some(message) {
-            return Ok(());
-        }
-        self.update(file, |record| {
-            if let Some(change) = &mut record.change {
-                change.blocked_by = Some(message.to_owned());
-            }
         })
     }
 
@@ -258,7 +234,7 @@ impl MigJob {
             .flatten();
         let by = match by {
             Some(names) => format!("used by {names}; end it"),
-            None if reason == MigReason::ModePending => {
+            None if reason == MigReason::ModePending && drm_is_used(&self.roots.host_root) => {
                 "the kernel module nvidia_drm uses it: unload it (`modprobe -r nvidia_drm`), and end a display first"
                     .to_owned()
             }
@@ -292,31 +268,18 @@ impl MigJob {
     fn note_done(&self, file: &mut RecordFile) -> Result<(), JobError> {
         self.update(file, |record| {
             (record.applied, record.run) = (Some(self.work.layout.clone()), self.run.clone());
-            let change = record.change.take();
-            record.restore_failure = None;
-            match self.work.kind {
-                MigWorkKind::RollBack => {
-                    let failure = record.failure.take().filter(|failure| failure.hash == self.work.hash);
-                    let blocked = || MigFailure {
-                        hash: self.work.hash.clone(),
-                        at: Timestamp::now(),
-                        message: change.and_then(|change| change.blocked_by).unwrap_or_default(),
-                        ..MigFailure::default()
-                    };
-                    record.failure = Some(MigFailure {
-                        rolled_back: true,
-                        ..failure.unwrap_or_else(blocked)
-                    });
-                }
+            (record.change, record.restore_failure) = (None, None);
+            match (&mut record.failure, self.work.kind) {
+                (Some(failure), MigWorkKind::RollBack) => failure.rolled_back = true,
                 // A layout that is back says nothing about one that was refused.
-                MigWorkKind::Restore => {}
-                _ => record.failure = None,
+                (_, MigWorkKind::Restore) => {}
+                (failure, _) => *failure = None,
             }
         })
     }
 
-    fn note_failure(&self, file: &mut RecordFile, message: &str) -> AttemptResult {
-        let message = bounded(message).to_owned();
+    fn note_failure(&self, file: &mut RecordFile, mut message: String) -> AttemptResult {
+        message.truncate(message.floor_char_boundary(MAX_MESSAGE));
         let noted = self.update(file, |record| {
             let is_restore = self.work.kind == MigWorkKind::Restore;
             let failure = if is_restore {
@@ -398,13 +361,6 @@ impl MigJob {
             call,
         )?)
     }
-}
-
-/// Cuts a message for a record.
-fn bounded(message: &str) -> &str {
-    message
-        .get(..message.floor_char_boundary(MAX_MESSAGE))
-        .unwrap_or_default()
 }
 
 fn failed(error: &JobError) -> AttemptResult {

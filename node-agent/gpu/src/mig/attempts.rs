@@ -43,12 +43,8 @@ impl AttemptHistory {
             return;
         };
         if *result == AttemptResult::Running {
-            let since = self
-                .running
-                .take()
-                .filter(|(running, _)| running == work)
-                .map(|(_, since)| since);
-            self.running = Some((work.clone(), since.unwrap_or(now)));
+            let running = self.running.take().filter(|(running, _)| running == work);
+            self.running = Some(running.unwrap_or_else(|| (work.clone(), now)));
             return;
         }
         let is_known = |last: &EndedAttempt| last.work == *work && last.result == *result;

@@ -17,8 +17,6 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Attempts after which a GPU goes back to its layout from before.
 const MAX_ATTEMPTS: u32 = 3;
-/// Time after which a change that has begun and is kept from its end, such as by an open handle, goes back to the layout from before.
-const MAX_BLOCKED: SignedDuration = SignedDuration::from_mins(10);
 /// Time for the calls of a change, after which the driver counts as hanging. A reset for a mode takes seconds.
 const MAX_CALLS: SignedDuration = SignedDuration::from_mins(5);
 /// Time after a change for a reading of the GPU that shows it.
@@ -285,20 +283,22 @@ impl GpuCase<'_> {
             Some(change) => self.hold_of_change(change, &work.layout),
             None => self.hold_for(&work.layout, work.kind == MigWorkKind::Restore),
         };
-        let mut decision = self.under_way(work, hold, change);
-        let hangs_at = self
-            .inputs
-            .attempts
-            .running_since()
-            .and_then(|since| since.saturating_add(MAX_CALLS).ok());
+        let mut decision = match self.failure_of(work.kind, &work.hash) {
+            Some(failure) => self.failed_work(work.kind, hold, failure),
+            None => self.decision(hold, MigPhase::Applying, None, self.next_text(&work.layout)),
+        };
+        let since = self.inputs.attempts.running_since();
+        let hangs_at = since.and_then(|since| since.saturating_add(MAX_CALLS).ok());
         if hangs_at.is_some_and(|at| at <= self.inputs.now) {
             let message = format!(
-                "the driver has been busy for over {} minutes, and nothing can go back before it answers: {}; see the kernel log \
-                 of the node, and reboot it if this stays",
+                "the driver has not answered for over {} minutes ({}); nothing can go back before it does: see the kernel log of the \
+                 node, and reboot it if this stays",
                 MAX_CALLS.as_mins(),
                 self.next_text(&work.layout)
             );
+            let attempts = decision.progress.attempts;
             decision = self.driver_error(decision.hold, message);
+            decision.progress.attempts = attempts;
         } else {
             decision.look_again = hangs_at;
         }
@@ -306,27 +306,6 @@ impl GpuCase<'_> {
         decision.work = Some(work.clone());
         decision.is_restored = work.kind == MigWorkKind::Restore;
         decision
-    }
-
-    /// Returns the progress of work that has begun or can begin.
-    fn under_way(&self, work: &MigWork, hold: DeviceHold, change: Option<&ChangeRecord>) -> MigDecision {
-        let blocked_by = change.and_then(|change| change.blocked_by.as_ref());
-        match (self.failure_of(work.kind, &work.hash), blocked_by) {
-            (Some(failure), _) => self.failed_work(work.kind, hold, failure),
-            (None, Some(blocked_by)) if work.kind == MigWorkKind::RollBack => {
-                let message = format!("goes back to the layout from before, {}: {blocked_by}", after_blocked());
-                self.decision(hold, MigPhase::Applying, None, message)
-            }
-            (None, _) => self.decision(hold, MigPhase::Applying, None, self.next_text(&work.layout)),
-        }
-    }
-
-    /// Returns true if something has kept a change from its end for too long.
-    fn is_blocked_for_long(&self, change: &ChangeRecord) -> bool {
-        let last = self.inputs.attempts.last_at(&change.hash, &change.wanted);
-        let is_blocked = last.is_some_and(|last| matches!(last.result, AttemptResult::Blocked { .. }));
-        let age = change.began.map(|began| self.inputs.now.duration_since(began));
-        is_blocked && age.is_some_and(|age| age >= MAX_BLOCKED)
     }
 
     /// Returns a change that is done, if the last reading of the GPU may be from before.
@@ -348,7 +327,7 @@ impl GpuCase<'_> {
             Some(layout) if self.inputs.approved => (MigWorkKind::Apply, self.inputs.hash, layout.clone()),
             // There is no layout from before to go back to.
             _ if change.restores => (MigWorkKind::Restore, own, change.wanted.clone()),
-            _ if change.rolls_back || self.attempts(own) >= MAX_ATTEMPTS || self.is_blocked_for_long(change) => {
+            _ if change.rolls_back || self.attempts(own) >= MAX_ATTEMPTS => {
                 (MigWorkKind::RollBack, own, change.before.clone())
             }
             _ => (MigWorkKind::Apply, own, change.wanted.clone()),
@@ -365,19 +344,17 @@ impl GpuCase<'_> {
         }
         let work = self.work(kind, hash, layout.clone());
         let failure = self.failure_of(kind, hash);
-        let mut decision = self.under_way(&work, hold, Some(change));
+        let mut decision = match failure {
+            Some(failure) => self.failed_work(kind, hold, failure),
+            None => self.decision(hold, MigPhase::Applying, None, self.next_text(&layout)),
+        };
         let last = self.inputs.attempts.last_at(hash, &layout);
         match last.map(|last| (last, &last.result)) {
             Some((_, AttemptResult::RebootRequired { message })) if self.state.enabled != layout.enabled => {
                 decision = self.reboot_required(decision.hold, message.clone());
             }
             Some((last, AttemptResult::Blocked { reason, message })) => {
-                let what = if kind == MigWorkKind::RollBack {
-                    "cannot go back to the layout from before yet: "
-                } else {
-                    ""
-                };
-                decision = self.blocked(decision.hold, *reason, format!("{what}{message}"));
+                decision = self.blocked(decision.hold, *reason, message.clone());
                 self.retry(&mut decision, work, self.inputs.attempts.retry_at(last));
             }
             Some((last, AttemptResult::Failed { message })) if failure.is_none() => {
@@ -752,13 +729,7 @@ impl GpuCase<'_> {
 
     fn failed(&self, hold: DeviceHold, failure: &MigFailure) -> MigDecision {
         let MigFailure { attempts, message, .. } = failure;
-        let message = if failure.rolled_back && *attempts == 0 {
-            let after = after_blocked();
-            format!(
-                "the GPU has its layout from before again, {after}: {message}; end that first, then change devicePlugin in the policy \
-                 to try again"
-            )
-        } else if failure.rolled_back {
+        let message = if failure.rolled_back {
             format!(
                 "the GPU has its layout from before again, after {attempts} attempts: {message}; repair the GPU, or change \
                  devicePlugin in the policy, to try again"
@@ -800,7 +771,7 @@ impl GpuCase<'_> {
     /// Returns the failure of a configuration.
     fn failure(&self, hash: &str) -> Option<&MigFailure> {
         let failure = self.inputs.record?.failure.as_ref()?;
-        (failure.hash == hash && (failure.attempts > 0 || failure.rolled_back)).then_some(failure)
+        (failure.hash == hash && failure.attempts > 0).then_some(failure)
     }
 
     /// Returns the failure of work. Those of a restore count apart: they say nothing about a layout of the configuration.
@@ -891,11 +862,6 @@ impl GpuCase<'_> {
         let names = instances.iter().map(|placed| self.state.geometry.instance_name(placed));
         names.collect::<Vec<_>>().join(", ")
     }
-}
-
-/// Says for how long something kept a change from its end.
-fn after_blocked() -> String {
-    format!("as it was kept from the new one for {} minutes", MAX_BLOCKED.as_mins())
 }
 
 fn changes_the_gpu(kind: MigWorkKind) -> bool {

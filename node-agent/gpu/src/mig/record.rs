@@ -49,12 +49,6 @@ pub struct ChangeRecord {
     /// Instances that it wanted before it went to another layout.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub passed: Vec<PlacedInstance>,
-    /// Time of the first attempt at `wanted`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub began: Option<Timestamp>,
-    /// Obstacle that kept the GPU from a layout of this change last, for people.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub blocked_by: Option<String>,
 }
 
 impl MigRecord {
@@ -65,9 +59,9 @@ impl MigRecord {
 }
 
 impl ChangeRecord {
-    /// Returns the record to save before the first call, at `now`, for work on a GPU in this state. `begun` is the change under way. Of a
-    /// GPU that somebody else has divided meanwhile, nothing of that change is left.
-    pub fn begin(work: &MigWork, begun: Option<&Self>, state: &GpuMigState, now: Timestamp) -> Self {
+    /// Returns the record to save before the first call for work on a GPU in this state. `begun` is the change under way. Of a GPU that
+    /// somebody else has divided meanwhile, nothing of that change is left.
+    pub fn begin(work: &MigWork, begun: Option<&Self>, state: &GpuMigState) -> Self {
         let begun = begun.filter(|begun| !begun.is_overtaken(state));
         let restores = work.kind == MigWorkKind::Restore;
         let before = match begun {
@@ -77,10 +71,7 @@ impl ChangeRecord {
             None => state.layout(),
         };
         let changed_mode = begun.is_some_and(|begun| begun.changes_mode);
-        let again = begun.filter(|begun| begun.wanted == work.layout);
         Self {
-            began: again.and_then(|begun| begun.began).or(Some(now)),
-            blocked_by: begun.and_then(|begun| begun.blocked_by.clone()),
             hash: work.hash.clone(),
             changes_mode: changed_mode || before.enabled != work.layout.enabled,
             before,
@@ -115,11 +106,11 @@ impl ChangeRecord {
 pub struct MigFailure {
     /// Hash of the configuration.
     pub hash: String,
-    /// Number of attempts that the driver answered with an error; 0 if something else kept the GPU from its layout for too long.
+    /// Number of attempts.
     pub attempts: u32,
     /// Time of the last one.
     pub at: Timestamp,
-    /// The driver's answer, or what kept the GPU from its layout.
+    /// The driver's answer.
     pub message: String,
     /// True if the layout from before is back.
     pub rolled_back: bool,

@@ -213,16 +213,16 @@ pub fn change_layout(
                 Some(status) => return Ok(ChangeEnd::ModePending { status }),
             }
         }
+        if has_set_mode && state.enabled != wanted.enabled {
+            // Before anything is destroyed for a mode that does not come.
+            return Err(MigChangeError::ModeUnchanged { gpu: gpu.uuid.clone() });
+        }
         loop {
             let Some(step) = next_step(wanted, &state) else {
                 return Ok(ChangeEnd::Done);
             };
             if steps == MAX_STEPS {
                 return Err(MigChangeError::Endless { gpu: gpu.uuid.clone() });
-            }
-            if has_set_mode && matches!(step, MigStep::SetMode(_)) {
-                // Each try resets the GPU.
-                return Err(MigChangeError::ModeUnchanged { gpu: gpu.uuid.clone() });
             }
             steps += 1;
             if begin(&step).is_break() {

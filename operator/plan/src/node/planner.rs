@@ -2,7 +2,7 @@
 
 use crate::{
     fact_labels::gpu_labels,
-    gpu_node::{change::GpuNodeChange, configuration::withdraw_change, requests::requests_change},
+    gpu_node::{change::GpuNodeChange, configuration::ended_drain, requests::requests_change},
     input::{
         context::NodeContext,
         facts::NodeFacts,
@@ -73,8 +73,8 @@ fn plan_and_result(permit: RolloutPermit, policies: &PolicySet, context: NodeCon
     let (mut plan, after) = if is_ignored {
         let plan = NodePlan {
             hold: Some(NodeHold::Ignored),
-            // A drain would withhold the GPUs for as long, and an agent could still begin a change; nothing else is written there.
-            gpu_node: context.gpu_node.map(withdraw_change).unwrap_or_default(),
+            // It would withhold the GPUs for as long; nothing else is written there.
+            gpu_node: ended_drain(context),
             ..NodePlan::default()
         };
         (plan, context.node.clone())

@@ -259,7 +259,7 @@ impl World {
             _ if self.has_process => self.end(blocked("dcgm")),
             MigWorkKind::Apply | MigWorkKind::RollBack | MigWorkKind::Restore => {
                 let state = self.gpu.mig_state.as_ref().unwrap();
-                let change = Some(ChangeRecord::begin(&work, record.change.as_ref(), state, self.now));
+                let change = Some(ChangeRecord::begin(&work, record.change.as_ref(), state));
                 if record.change == change {
                     self.call(&work);
                 } else {
