@@ -91,7 +91,10 @@ pub fn is_nvidia_plugin_file(text: &str) -> bool {
         OWN_KEYS.iter().any(|own| own.eq_ignore_ascii_case(key))
             || (key.eq_ignore_ascii_case("resources") && value.is_mapping())
     };
-    let is_foreign = |key: &str, value: &Value| known_fields().contains(key) && !is_own(key, value);
+    // Without a value it may be of either.
+    let is_open = |key: &str, value: &Value| key.eq_ignore_ascii_case("resources") && value.is_null();
+    let is_foreign =
+        |key: &str, value: &Value| known_fields().contains(key) && !is_own(key, value) && !is_open(key, value);
     let fields = document.iter().filter_map(|(key, value)| Some((key.as_str()?, value)));
     let fields: Vec<(&str, &Value)> = fields.collect();
     // A document with fields of both is one of gpunode, whose stray fields are refused by name.

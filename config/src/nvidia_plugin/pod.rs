@@ -45,8 +45,9 @@ impl PluginContainer {
                 None => {}
             }
         }
-        let visible = self.env.get("NVIDIA_VISIBLE_DEVICES").cloned().flatten();
-        if visible.is_some_and(|visible| visible != "all") {
+        let visible = self.env.get("NVIDIA_VISIBLE_DEVICES");
+        // A value from another object is not known.
+        if visible.is_some_and(|visible| visible.as_deref() != Some("all")) {
             report.differs(
                 "NVIDIA_VISIBLE_DEVICES",
                 "the plugin serves only the GPUs that its container has; select them by `devices` of the resources",

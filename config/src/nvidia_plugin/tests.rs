@@ -191,7 +191,11 @@ fn the_plugins_xids_stay_those_that_count() {
     );
     assert_eq!((none.ignore.len(), remarks.len()), (7, 2));
     let (all, remarks) = health(&[("DP_ENABLE_HEALTHCHECKS", "all")]);
-    assert_eq!((ignored(&all), remarks.len()), (vec![], 1));
+    assert_eq!(ignored(&all), Vec::<i32>::new());
+    let [remark] = remarks.as_slice() else {
+        panic!("{remarks:?}")
+    };
+    assert!(remark.to_string().starts_with("DP_ENABLE_HEALTHCHECKS: "), "{remark}");
     for disabled in ["all", "48", "0"] {
         let (all, _) = health(&[("DP_DISABLE_HEALTHCHECKS", disabled), ("DP_ENABLE_HEALTHCHECKS", "0")]);
         assert_eq!(
@@ -623,6 +627,7 @@ fn a_file_of_the_plugin_is_told_from_one_of_gpunode() {
         SLICED,
         "imex: {}",
         "resources: {gpus: []}",
+        "version: v1\nflags: {migStrategy: none}\nresources:\n",
         "Sharing: {}",
     ] {
         assert!(is_nvidia_plugin_file(text), "{text}");
@@ -636,7 +641,16 @@ fn a_file_of_the_plugin_is_told_from_one_of_gpunode() {
         assert!(!is_nvidia_plugin_file(text), "{text}");
         assert!(load(text).is_err(), "{text}");
     }
-    for text in ["", "{}", "resources: []", "mig: {strategy: None}", "- a", "a: [", "1"] {
+    for text in [
+        "",
+        "{}",
+        "resources:",
+        "resources: []",
+        "mig: {strategy: None}",
+        "- a",
+        "a: [",
+        "1",
+    ] {
         assert!(!is_nvidia_plugin_file(text), "{text}");
     }
 }
@@ -729,6 +743,12 @@ fn arguments_are_read_as_the_kubelet_and_go_do() {
     assert_eq!(flags(&import), ["--dev-root=/opt/dev"]);
     assert_eq!(ignored(&import), ["true", "--mig-strategy=mixed"]);
     assert_eq!(differing(&import), ["NVIDIA_VISIBLE_DEVICES"]);
+    let unknown = PluginContainer {
+        env: [("NVIDIA_VISIBLE_DEVICES".to_owned(), None)].into(),
+        ..PluginContainer::default()
+    };
+    let of_unknown = nvidia_plugin_config("", &unknown, DiscardedParts::Ignore).unwrap();
+    assert_eq!(differing(&of_unknown), ["NVIDIA_VISIBLE_DEVICES"]);
     assert!(import.config.pass_device_specs() && import.config.mig.is_none());
     assert_eq!(
         refused_with("", &["--device-list-strategy=envvar,"], DiscardedParts::Ignore),

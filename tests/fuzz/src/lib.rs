@@ -29,6 +29,9 @@ const MAX_INPUT: u32 = 1024;
 /// Maximum processor time of one input; the slowest that is known takes a tenth of it.
 const MAX_TIME: Duration = Duration::from_secs(5);
 
+/// Most memory that the process may have had, in KiB, all tests that run beside it included.
+const MAX_MEMORY: u64 = 1024 * 1024;
+
 /// Size of the stack in bytes.
 const STACK: usize = 8 * 1024 * 1024;
 
@@ -56,12 +59,22 @@ fn run<T: for<'a> Arbitrary<'a>>(mut property: impl FnMut(T)) {
         property(input);
         let taken = processor_time().saturating_sub(started);
         assert!(taken <= MAX_TIME, "an input takes {taken:?}");
+        let memory = peak_memory();
+        assert!(memory <= MAX_MEMORY, "{memory} KiB of memory after an input");
         Ok(())
     };
     #[cfg(not(fuzzing))]
     arbtest::arbtest(on_input).size_max(MAX_INPUT).run();
     #[cfg(fuzzing)]
     guided::run(on_input);
+}
+
+/// Returns the most memory that the process has had, in KiB.
+fn peak_memory() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let peak = peak.and_then(|peak| peak.trim().trim_end_matches(" kB").parse().ok());
+    peak.unwrap_or_default()
 }
 
 /// Returns the processor time of this thread: other programs do not slow it down.

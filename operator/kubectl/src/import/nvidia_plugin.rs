@@ -18,7 +18,7 @@ mod tests;
 
 use crate::{
     cli::{ImportNvidiaPluginArgs, ImportedPluginOutput},
-    validate::read_file,
+    validate::{KnownKinds, SourceText, ValidationResult, read_file},
 };
 use anyhow::Context;
 use configurations::PluginConfigurations;
@@ -37,24 +37,46 @@ pub struct ImportedText {
 /// Returns the policies, or one configuration of the agent.
 ///
 /// # Errors
-/// When a file cannot be read, the plugin would refuse it, or it cannot be kept.
+/// When a file cannot be read, the plugin would refuse it, it cannot be kept, or the API server would refuse a policy.
 pub fn import(args: &ImportNvidiaPluginArgs) -> anyhow::Result<ImportedText> {
-    let mut daemonset = match &args.from_daemonset {
-        Some(path) => {
-            let (name, contents) = read(path)?;
-            PluginDaemonSet::read(&contents).with_context(|| format!("import {name}"))?
-        }
+    let daemonset = args.from_daemonset.as_deref().map(read).transpose()?;
+    let file = args.file.as_deref().map(read).transpose()?;
+    import_texts(args, file, daemonset.as_ref(), &KnownKinds::new()?)
+}
+
+fn import_texts(
+    args: &ImportNvidiaPluginArgs,
+    file: Option<SourceText>,
+    daemonset: Option<&SourceText>,
+    kinds: &KnownKinds,
+) -> anyhow::Result<ImportedText> {
+    let mut daemonset = match daemonset {
+        Some(text) => PluginDaemonSet::read(&text.contents).with_context(|| format!("import {}", text.name))?,
         None => PluginDaemonSet::default(),
     };
-    let (file, contents) = match &args.file {
-        Some(path) => read(path)?,
-        None => ("no file".to_owned(), String::new()),
-    };
+    let is_file = file.is_some();
+    let SourceText { name: file, contents } = file.unwrap_or_else(|| SourceText {
+        name: "no file".to_owned(),
+        contents: String::new(),
+    });
     let context = || format!("import {file}");
     if args.default_config.is_some() {
         daemonset.default.name.clone_from(&args.default_config);
     }
     let mut configurations = PluginConfigurations::read(&contents, &daemonset.default).with_context(context)?;
+    if !configurations.are_named() {
+        anyhow::ensure!(
+            args.default_config.is_none(),
+            "import {file}: it is one configuration, and --default-config chooses one of a ConfigMap"
+        );
+        if is_file && args.from_daemonset.is_some() && daemonset.has_config_manager {
+            configurations.remarks.push(
+                "config-manager: the plugin of this DaemonSet gets its configuration by a label of the node; name the ConfigMap as FILE for a \
+                 policy of each"
+                    .to_owned(),
+            );
+        }
+    }
     if !daemonset.has_config_manager && configurations.are_named() {
         let file = daemonset.container.config_file();
         configurations
@@ -94,12 +116,24 @@ pub fn import(args: &ImportNvidiaPluginArgs) -> anyhow::Result<ImportedText> {
         ImportedPluginOutput::Policy => {
             let mut labels = daemonset.node_selector.clone();
             labels.extend(args.node_selector.iter().cloned());
-            policies::policies(&imported, &daemonset.config_label, &labels).with_context(context)?
+            let text = policies::policies(&imported, &daemonset.config_label, &labels).with_context(context)?;
+            ensure_accepted(kinds, &text).with_context(context)?;
+            text
         }
-        ImportedPluginOutput::AgentConfig => match imported.as_slice() {
-            [one] => policies::agent_config(one)?,
-            _ => anyhow::bail!("import {file}: choose one of its configurations with --config for -o agent-config"),
-        },
+        ImportedPluginOutput::AgentConfig => {
+            anyhow::ensure!(
+                args.node_selector.is_empty(),
+                "import {file}: --node-selector is for policies; a configuration of the agent selects no nodes"
+            );
+            if !daemonset.node_selector.is_empty() {
+                let remark = "nodeSelector: not taken over; a configuration of the agent selects no nodes";
+                daemonset.remarks.push(remark.to_owned());
+            }
+            match imported.as_slice() {
+                [one] => policies::agent_config(one)?,
+                _ => anyhow::bail!("import {file}: choose one of its configurations with --config for -o agent-config"),
+            }
+        }
     };
     let mut warnings = remarks(&imported, |_| true);
     warnings.extend(file_remark(args, &daemonset));
@@ -122,10 +156,34 @@ fn file_remark(args: &ImportNvidiaPluginArgs, daemonset: &PluginDaemonSet) -> Op
     }
 }
 
-fn read(path: &Path) -> anyhow::Result<(String, String)> {
+/// Fails where the API server would refuse a policy, such as one that excludes too many configurations.
+fn ensure_accepted(kinds: &KnownKinds, text: &str) -> anyhow::Result<()> {
+    let policies = SourceText {
+        name: "the policies".to_owned(),
+        contents: text.to_owned(),
+    };
+    let reports = kinds.validate(&policies);
+    let refused = reports.iter().filter(|report| report.result != ValidationResult::Valid);
+    let problems = refused.flat_map(|report| {
+        let name = report.name.as_deref().unwrap_or_default();
+        let of_policy = report.problems.iter();
+        of_policy.map(move |problem| format!("policy {name}: {}: {}", problem.path, problem.message))
+    });
+    let problems: Vec<String> = problems.collect();
+    anyhow::ensure!(
+        problems.is_empty(),
+        "the API server would refuse what it becomes; change that, or import one configuration with --config\n  {}",
+        problems.join("\n  ")
+    );
+    Ok(())
+}
+
+fn read(path: &Path) -> anyhow::Result<SourceText> {
     let file = read_file(path)?;
-    let name = file.shown_name().to_owned();
-    Ok((name, file.contents))
+    Ok(SourceText {
+        name: file.shown_name().to_owned(),
+        contents: file.contents,
+    })
 }
 
 /// Returns the remarks as texts, each once, with the configurations that it is about unless it is about all.

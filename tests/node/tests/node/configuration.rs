@@ -91,3 +91,22 @@ async fn an_agent_does_not_start_with_a_bad_configuration_file() -> Result<()> {
         .await?;
     Ok(())
 }
+
+#[tokio::test]
+async fn a_file_of_nvidias_plugin_is_taken_as_it_is_and_followed() -> Result<()> {
+    let file = |replicas: u32| {
+        format!(
+            "version: v1\nflags: {{failOnInitError: true}}\nsharing: {{timeSlicing: {{resources: [{{name: nvidia.com/gpu, replicas: \
+             {replicas}}}]}}}}\n"
+        )
+    };
+    let lab = Lab::start(Node::with_t4()?, &file(2))?;
+    lab.kubelet.has(GPU, |endpoint| endpoint.healthy().len() == 8).await?;
+    let uuid = lab.node.uuids()?.remove(0);
+    assert!(lab.kubelet.endpoint(GPU).healthy().contains(&format!("{uuid}::1")));
+    let line = lab.agent.logs("not as NVIDIA's device plugin has it").await?;
+    assert!(line.contains("flags.failOnInitError"), "{line}");
+    lab.apply(&file(3))?;
+    lab.kubelet.has(GPU, |endpoint| endpoint.healthy().len() == 12).await?;
+    Ok(())
+}

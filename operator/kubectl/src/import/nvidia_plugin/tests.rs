@@ -501,3 +501,42 @@ fn what_cannot_be_imported_says_why() {
         assert!(told.contains(expected), "{manifest}: {told}");
     }
 }
+
+#[test]
+fn what_the_api_server_would_refuse_is_refused_with_the_field() {
+    let many: Vec<String> = (0..66).map(|at| format!("  c{at}: 'version: v1'")).collect();
+    let many = many.join("\n");
+    let map =
+        format!("apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: a}}\ndata:\n  default: 'version: v1'\n{many}");
+    let refused = problem(&map, &[]);
+    assert!(
+        refused.contains("policy default: spec.nodeSelector.matchExpressions[0].values: "),
+        "{refused}"
+    );
+    let refused = problem("version: v1", &["--node-selector", "no label=a"]);
+    assert!(refused.contains("spec.nodeSelector"), "{refused}");
+}
+
+#[test]
+fn options_that_choose_nothing_are_refused_or_noted() {
+    let refused = problem("version: v1", &["--default-config", "a"]);
+    assert_eq!(
+        refused,
+        "import FILE: it is one configuration, and --default-config chooses one of a ConfigMap"
+    );
+    let refused = problem("version: v1", &["-o", "agent-config", "--node-selector", "pool=a"]);
+    assert!(refused.contains("--node-selector is for policies"), "{refused}");
+    let daemonset = temporary(
+        "kind: DaemonSet\nspec:\n  template:\n    spec:\n      nodeSelector: {pool: a}\n      containers:\n      - {name: a, command: [nvidia-device-plugin], env: [{name: CONFIG_FILE, value: /config/config.yaml}]}\n      - {name: b, command: [config-manager]}\n",
+    );
+    let path = daemonset.path().to_string_lossy().into_owned();
+    let noted = imported("version: v1", &["--from-daemonset", &path, "-o", "agent-config"])
+        .expect("a configuration")
+        .warnings;
+    for text in [
+        "nodeSelector: not taken over",
+        "config-manager: the plugin of this DaemonSet gets",
+    ] {
+        assert!(noted.iter().any(|warning| warning.starts_with(text)), "{noted:?}");
+    }
+}
