@@ -27,6 +27,31 @@ pub fn page_commands(page: &str) -> Result<Vec<String>> {
     Ok(commands.map(str::to_owned).collect())
 }
 
+/// Adds the `matchExpressions` of a page to the `nodeSelector` of each policy of an import.
+pub fn with_match_expressions(page: &str, policies: &str) -> Result<String> {
+    const SELECTOR: &str = "  nodeSelector:";
+    const KEY: &str = "    matchExpressions:";
+    let added: Vec<String> = page_file(page, "matchExpressions")?
+        .lines()
+        .map(|line| format!("    {line}"))
+        .collect();
+    let mut lines: Vec<String> = Vec::new();
+    let mut documents = 0;
+    for document in policies.split_inclusive("---\n") {
+        let place = if document.contains(KEY) { KEY } else { SELECTOR };
+        for line in document.lines() {
+            lines.push(line.to_owned());
+            if line == place {
+                lines.extend((place == SELECTOR).then(|| KEY.to_owned()));
+                lines.extend_from_slice(&added);
+                documents += 1;
+            }
+        }
+    }
+    ensure!(documents > 0, "no policy selects nodes: {policies}");
+    Ok(lines.join("\n") + "\n")
+}
+
 /// Returns the block of code on a page that begins with the comment `# FILE`, without its indentation.
 pub fn page_file(page: &str, file: &str) -> Result<String> {
     let text = read_page(page)?;

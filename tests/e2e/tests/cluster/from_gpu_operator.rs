@@ -7,7 +7,7 @@ use crate::{
     staying_up::{await_served_by_another, await_served_by_another_no_more, device_plugins, replicas, runtime},
 };
 use anyhow::{Context, Result, ensure};
-use gpunode_e2e::{GpuOperator, Lab, T4, V100, page_commands};
+use gpunode_e2e::{GpuOperator, Lab, T4, V100, page_commands, with_match_expressions};
 use gpunode_node_tests::OtherPlugin;
 use serde_json::json;
 use std::fs;
@@ -106,6 +106,8 @@ fn a_node_moves_from_gpu_operators_plugin_with_its_pods_and_back() -> Result<()>
     run(MARK)?;
     let preview = fs::read_to_string(&policies).context("read the policies")?;
     ensure!(preview.matches("  mode: Preview\n").count() == 2, "{preview}");
+    let preview = with_match_expressions(PAGE, &preview)?;
+    fs::write(&policies, &preview).context("write the policies")?;
     unplanned(APPLY)?;
     let planned = lab.try_shell(folder.path(), PLAN)?;
     let text = String::from_utf8_lossy(&planned.stdout).into_owned();
@@ -125,6 +127,11 @@ fn a_node_moves_from_gpu_operators_plugin_with_its_pods_and_back() -> Result<()>
     await_served_by_another_no_more(&lab)?;
     lab.await_allocatable(T4, GPU, UNITS)?;
     lab.await_ready("default")?;
+    for (node, is_selected) in [(T4, true), (V100, false), ("cpu", false)] {
+        let labels = lab.node(node)?["metadata"]["labels"].clone();
+        let has_policy = labels.get("gpunode.dev/policy.default").is_some();
+        assert_eq!(has_policy, is_selected, "{node}: {labels}");
+    }
     assert_eq!(lab.await_running("held", 2)?, held, "running pods keep their GPUs");
     let status = run(STATUS)?;
     ensure!(held.iter().all(|pod| status.contains(pod.as_str())), "{status}");

@@ -35,6 +35,13 @@ const DRAIN: &str = "kubectl drain gpu-t4 --ignore-daemonsets --delete-emptydir-
 const TAKE_OFF: &str = "kubectl label node gpu-t4 nvidia-device-enable-";
 const SELECT: &str = "kubectl label node gpu-t4 sharing=mps";
 const UNCORDON: &str = "kubectl uncordon gpu-t4";
+const AWAIT_NO_TENTHS: &str =
+    r"kubectl wait node/gpu-t4 --for=jsonpath='{.status.allocatable.example\.com/gpu-tenth}'=0 --timeout=3m";
+const AWAIT_NO_GPUS: &str =
+    r"kubectl wait node/gpu-t4 --for=jsonpath='{.status.allocatable.nvidia\.com/gpu}'=0 --timeout=3m";
+const AWAIT_NO_DAEMONS: &str = "kubectl -n gpunode-system wait --for=delete pod -l app.kubernetes.io/component=mps \
+                                --field-selector spec.nodeName=gpu-t4 --timeout=3m";
+const LABEL_BACK: &str = "kubectl label node gpu-t4 nvidia-device-enable=enable";
 
 const ANY_DOCTOR: &str = "kubectl gpunode doctor";
 const INSPECT: &str = "kubectl inspect gpushare";
@@ -43,7 +50,7 @@ const STATUS_OF_NODE: &str = "kubectl gpunode status NODE";
 const TOPO: &str = "kubectl gpunode topo NODE";
 
 /// Every command of the page, in its order. The tests below run each of them but the one of gpushare.
-const COMMANDS: [&str; 19] = [
+const COMMANDS: [&str; 26] = [
     ANY_DOCTOR,
     STATUS_OF_NODE,
     INSPECT,
@@ -62,6 +69,13 @@ const COMMANDS: [&str; 19] = [
     DRAIN,
     TAKE_OFF,
     SELECT,
+    UNCORDON,
+    DRAIN,
+    FORGET,
+    AWAIT_NO_TENTHS,
+    AWAIT_NO_GPUS,
+    AWAIT_NO_DAEMONS,
+    LABEL_BACK,
     UNCORDON,
 ];
 
@@ -219,7 +233,13 @@ fn a_node_moves_from_gpu_manager_and_back() -> Result<()> {
     lab.await_allocatable(T4, GPU, 2)?;
     lab.kubectl(&["delete", "deployment", "before", "--timeout=60s"])?;
     for (app, resource, count) in [("part", TENTH, 3), ("whole", GPU, 2)] {
-        lab.apply(&samples::holding(app, "inference", 1, resource, count))?;
+        lab.apply(&without_tolerations(&samples::holding(
+            app,
+            "inference",
+            1,
+            resource,
+            count,
+        )))?;
         lab.await_running(app, 1)?;
     }
     eventually("the status shows the shares of the pod", LIMIT, || {
@@ -230,12 +250,21 @@ fn a_node_moves_from_gpu_manager_and_back() -> Result<()> {
     let topology = person.run(TOPO)?;
     ensure!(topology.contains("GPU3"), "{topology}");
 
-    lab.kubectl(&["delete", "deployment", "part", "whole", "--timeout=60s"])?;
-    person.run("kubectl label node gpu-t4 sharing- nvidia-device-enable=enable")?;
-    lab.await_allocatable(T4, TENTH, 0)?;
+    for command in [
+        DRAIN,
+        FORGET,
+        AWAIT_NO_TENTHS,
+        AWAIT_NO_GPUS,
+        AWAIT_NO_DAEMONS,
+        LABEL_BACK,
+    ] {
+        person.run(command)?;
+    }
     program.await_pods(1)?;
     let _serving = serve()?;
     lab.await_allocatable(T4, CORE, 400)?;
+    person.run(UNCORDON)?;
+    lab.kubectl(&["delete", "deployment", "part", "whole", "--timeout=60s"])?;
     lab.apply(&samples::holding("after", "inference", 1, CORE, 30))?;
     lab.await_running("after", 1).map(drop)
 }

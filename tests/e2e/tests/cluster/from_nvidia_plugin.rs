@@ -7,7 +7,9 @@ use crate::{
     staying_up::{await_served_by_another, await_served_by_another_no_more, device_plugins, replicas, runtime},
 };
 use anyhow::{Context, Result, ensure};
-use gpunode_e2e::{Lab, T4, eventually, manifest, names, nvidia_plugin_daemonset, page_commands, page_file};
+use gpunode_e2e::{
+    Lab, T4, eventually, manifest, names, nvidia_plugin_daemonset, page_commands, page_file, with_match_expressions,
+};
 use gpunode_node_tests::OtherPlugin;
 use serde_json::json;
 use std::{fs, time::Duration};
@@ -36,10 +38,14 @@ const SWITCH: &str = "kubectl -n nvidia-device-plugin patch daemonset nvidia-dev
 const STATUS: &str = "kubectl gpunode status gpu-v100";
 const DOCTOR: &str = "kubectl gpunode doctor gpu-v100";
 const DELETE_PLUGIN: &str = "kubectl -n nvidia-device-plugin delete daemonset nvidia-device-plugin";
+const LEAVE: &str = "kubectl label node gpu-v100 example.com/gpunode=off";
+const AWAIT_END: &str =
+    r"kubectl wait node/gpu-v100 --for=jsonpath='{.status.allocatable.nvidia\.com/gpu}'=0 --timeout=3m";
+const PUT_ON: &str = "kubectl label node gpu-v100 example.com/nvidia-plugin=on";
 const DELETE: &str = "kubectl delete -f policies.yaml";
 
 /// Every command of the page, in its order. The test below runs each of them.
-const COMMANDS: [&str; 17] = [
+const COMMANDS: [&str; 21] = [
     FIND,
     GET_DAEMONSET,
     GET_CONFIGS,
@@ -56,6 +62,10 @@ const COMMANDS: [&str; 17] = [
     STATUS,
     DOCTOR,
     DELETE_PLUGIN,
+    APPLY,
+    LEAVE,
+    AWAIT_END,
+    PUT_ON,
     DELETE,
 ];
 
@@ -185,6 +195,25 @@ fn a_node_moves_from_nvidias_plugin_with_its_pods_and_back() -> Result<()> {
         "{found:?}"
     );
     allocates_a_gpu(&lab, "after-nvidias-plugin")?;
+
+    // Back on this node alone, and away again.
+    let enforced = fs::read_to_string(&policies).context("read the policies")?;
+    fs::write(&policies, with_match_expressions(PAGE, &enforced)?).context("write the policies")?;
+    apply(&lab, &folder)?;
+    run(LEAVE)?;
+    run(AWAIT_END)?;
+    run(PUT_ON)?;
+    plugin.await_pods(1)?;
+    let serving = serve()?;
+    lab.await_allocatable(T4, GPU, UNITS)?;
+    assert_eq!(lab.await_running("held", 2)?, held, "running pods keep their GPUs");
+    run("kubectl label node gpu-v100 example.com/gpunode-")?;
+    await_served_by_another(&lab)?;
+    run(TAKE_OFF)?;
+    plugin.await_pods(0)?;
+    drop(serving);
+    lab.await_allocatable(T4, GPU, UNITS)?;
+    lab.await_ready("default")?;
     run(DELETE_PLUGIN)?;
 
     let [first, second] = POLICIES;
@@ -195,6 +224,8 @@ fn a_node_moves_from_nvidias_plugin_with_its_pods_and_back() -> Result<()> {
     let has_policy = |line: &str| line.split_whitespace().any(|word| POLICIES.contains(&word));
     ensure!(!listed.lines().any(has_policy), "{listed}");
     lab.await_allocatable(T4, GPU, 0)?;
+    // Without the switch.
+    let _plugin = NvidiaPlugin::install(&lab)?;
     let _serving = serve()?;
     lab.await_allocatable(T4, GPU, UNITS)?;
     assert_eq!(lab.await_running("held", 2)?, held, "running pods keep their GPUs");

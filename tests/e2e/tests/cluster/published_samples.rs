@@ -1,5 +1,5 @@
-//! Manifests that articles and other projects publish, with images of the tests and the commands that these need. gpu-manager's pods
-//! have the requests of `docs/sharing.md`.
+//! Manifests that articles and other projects publish, with images of the tests, the commands that these need, names of their own and
+//! no grace period where several are in one test. gpu-manager's pods have the requests of `docs/sharing.md`.
 
 use crate::samples;
 use anyhow::{Context, Result, ensure};
@@ -206,6 +206,11 @@ fn binpack_pods_of_gpushare_fill_one_gpu_and_status_shows_what_its_inspect_shows
         let details = lab.shell(folder.path(), &format!("kubectl gpunode status {T4}"))?;
         let has_row = |pod: &String| details.lines().any(|line| line.contains(pod) && line.contains("3/15"));
         ensure!(pods.iter().all(has_row), "{details}");
+        let in_use = details.split("IN USE").nth(1).unwrap_or_default();
+        ensure!(
+            in_use.contains("9/60 GiB") && in_use.contains("0: 9/15, 1: 0/15"),
+            "{details}"
+        );
         Ok(())
     })
 }

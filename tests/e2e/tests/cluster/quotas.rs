@@ -2,7 +2,7 @@
 
 use crate::samples::sharing;
 use anyhow::{Result, ensure};
-use gpunode_e2e::{Lab, MIXED, T4, eventually};
+use gpunode_e2e::{Lab, MIXED, T4, eventually, page_file};
 use std::time::Duration;
 
 const NAMESPACE: &str = "team";
@@ -42,6 +42,9 @@ impl<'a> Team<'a> {
     fn found(lab: &'a Lab) -> Result<Self> {
         let team = Self(lab);
         lab.kubectl(&["create", "namespace", NAMESPACE])?;
+        let page = page_file("quotas.md", "quota.yaml")?;
+        let accepted = lab.kubectl_with_input(&["create", "--dry-run=server", "-f", "-"], &page)?;
+        ensure!(accepted.status.success(), "the quota of the page: {accepted:?}");
         let hard: Vec<String> = ALLOWED
             .iter()
             .map(|(resource, _, count)| format!("requests.{resource}={count}"))
