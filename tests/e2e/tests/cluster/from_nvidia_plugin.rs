@@ -98,7 +98,12 @@ impl<'a> NvidiaPlugin<'a> {
     }
 
     fn await_pods(&self, count: usize) -> Result<()> {
-        self.lab.await_pods(NAMESPACE, "nvidia-device-plugin", count)
+        self.lab.await_pods(NAMESPACE, "nvidia-device-plugin", count)?;
+        eventually("its pods run", LIMIT, || {
+            let running = self.pods()?;
+            ensure!(running.len() == count, "{running:?} run");
+            Ok(())
+        })
     }
 }
 
