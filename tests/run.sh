@@ -77,7 +77,7 @@ fleet() {
   [ "$failed" = 0 ] || return 0
   stage "a fleet of 500 nodes" on_cluster fleet
 }
-# Tests that need root, or the network of a user, and no cluster of the suite.
+# What needs root, and none of these clusters.
 root() {
   stage "clusters that come and go" program lifecycle --ignored --test-threads=1
   stage "NVML for other programs" program nvml --ignored --test-threads=1

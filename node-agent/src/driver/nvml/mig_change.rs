@@ -197,28 +197,15 @@ pub fn change_layout(
         let mut device = find_gpu(&nvml, gpu).map_err(&read)?;
         let state = mig_state::read(&device).map_err(&read)?;
         let mut state = state.ok_or_else(|| MigChangeError::NoMig { gpu: gpu.uuid.clone() })?;
-        if awaits_boot(&state, wanted) && !std::mem::replace(&mut has_asked, true) {
-            let step = MigStep::SetMode(wanted.enabled);
-            if begin(&step).is_break() {
-                return Ok(ChangeEnd::Stopped);
-            }
-            let status = set_mode(&mut device, wanted.enabled, state.mode_needs_reset);
-            match status.map_err(failed_call(gpu, || step.to_string()))? {
-                None => {
-                    has_set_mode = true;
-                    continue;
-                }
-                // The instances have to go first.
-                Some(NvmlError::InUse) => {}
-                Some(status) => return Ok(ChangeEnd::ModePending { status }),
-            }
-        }
         if has_set_mode && state.enabled != wanted.enabled {
             // Before anything is destroyed for a mode that does not come.
             return Err(MigChangeError::ModeUnchanged { gpu: gpu.uuid.clone() });
         }
         loop {
-            let Some(step) = next_step(wanted, &state) else {
+            let asks_first = !has_asked && awaits_boot(&state, wanted);
+            has_asked |= asks_first;
+            let mode = asks_first.then_some(MigStep::SetMode(wanted.enabled));
+            let Some(step) = mode.or_else(|| next_step(wanted, &state)) else {
                 return Ok(ChangeEnd::Done);
             };
             if steps == MAX_STEPS {
@@ -235,6 +222,8 @@ pub fn change_layout(
                         has_set_mode = true;
                         break;
                     }
+                    // The instances have to go first.
+                    Some(NvmlError::InUse) if asks_first => continue,
                     Some(status @ NvmlError::InUse) => return Ok(ChangeEnd::ModeInUse { status }),
                     Some(status) => return Ok(ChangeEnd::ModePending { status }),
                 }

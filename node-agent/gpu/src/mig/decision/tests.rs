@@ -237,6 +237,14 @@ fn change() -> Case {
     Case::new(divided(&BEFORE), wanted).recorded(record)
 }
 
+/// That change in its midst: what goes is gone, and nothing has come.
+fn half_done() -> Case {
+    Case {
+        gpu: divided(&["4g.40gb@0", "1g.10gb@6"]),
+        ..change()
+    }
+}
+
 /// Returns the record of a change that goes to a layout from now on.
 fn begin(kind: MigWorkKind, layout: GpuLayout, begun: Option<&ChangeRecord>, gpu: &Gpu) -> ChangeRecord {
     let work = MigWork {
@@ -546,11 +554,7 @@ fn change_under_way_goes_on_without_approval_and_holds_all_that_does_not_stay() 
 
 #[test]
 fn change_under_way_goes_to_the_layout_of_a_new_configuration() {
-    let mut case = Case {
-        gpu: divided(&["4g.40gb@0", "1g.10gb@6"]),
-        ..change()
-    }
-    .recorded(begun(None));
+    let mut case = half_done().recorded(begun(None));
     case.record.as_mut().unwrap().change.as_mut().unwrap().hash = "other".to_owned();
     case.target = Some(target(&[("1g.10gb", 2)]));
     let own = "Applying Apply [4g.40gb@0 1g.10gb@6 2g.20gb@4]";
@@ -572,11 +576,7 @@ fn change_under_way_goes_to_the_layout_of_a_new_configuration() {
 
 #[test]
 fn change_under_way_that_does_not_get_on_awaits_the_approval_of_another_layout() {
-    let mut case = Case {
-        gpu: divided(&["4g.40gb@0", "1g.10gb@6"]),
-        ..change()
-    }
-    .recorded(begun(None));
+    let mut case = half_done().recorded(begun(None));
     case.record.as_mut().unwrap().change.as_mut().unwrap().hash = "other".to_owned();
     case.target = Some(target(&[("1g.10gb", 2), ("4g.40gb", 1)]));
     let own = "[4g.40gb@0 1g.10gb@6 2g.20gb@4]";
@@ -750,10 +750,6 @@ fn change_that_is_refused_although_its_check_was_clear_is_not_tried_every_minute
 
 #[test]
 fn failed_change_is_tried_thrice_and_then_taken_back() {
-    let half = || Case {
-        gpu: divided(&["4g.40gb@0", "1g.10gb@6"]),
-        ..change()
-    };
     let apply = "Apply [4g.40gb@0 1g.10gb@6 2g.20gb@4]";
     let roll_back = "RollBack [4g.40gb@0 1g.10gb@4 1g.10gb@5 1g.10gb@6]";
     for (failure, decided) in [
@@ -765,7 +761,11 @@ fn failed_change_is_tried_thrice_and_then_taken_back() {
         ((9, -300), format!("Failed/DriverError {roll_back}")),
         ((1, 7), format!("Failed/DriverError {apply}")),
     ] {
-        assert_eq!(half().recorded(begun(Some(failure))).decided(), decided, "{failure:?}");
+        assert_eq!(
+            half_done().recorded(begun(Some(failure))).decided(),
+            decided,
+            "{failure:?}"
+        );
     }
     let text = "create 2g.20gb@4: insufficient resources";
     for (failure, message) in [
@@ -775,7 +775,7 @@ fn failed_change_is_tried_thrice_and_then_taken_back() {
             format!("goes back to the layout from before, after 3 attempts: {text}"),
         ),
     ] {
-        assert_eq!(half().recorded(begun(Some(failure))).message(), message);
+        assert_eq!(half_done().recorded(begun(Some(failure))).message(), message);
     }
     let mut record = begun(Some((3, -40)));
     record.failure.as_mut().unwrap().rolled_back = true;
@@ -796,11 +796,7 @@ fn failed_change_is_tried_thrice_and_then_taken_back() {
 
 #[test]
 fn driver_that_does_not_come_to_an_end_with_a_change_is_told_after_five_minutes() {
-    let mut case = Case {
-        gpu: divided(&["4g.40gb@0", "1g.10gb@6"]),
-        ..change()
-    }
-    .recorded(begun(None));
+    let mut case = half_done().recorded(begun(None));
     let work = case.decide().unwrap().work.unwrap();
     let running = MigAttempt {
         work,
