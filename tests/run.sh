@@ -141,14 +141,23 @@ lane_mig() {
 audit_logs=$report/audit-logs
 mkdir "$audit_logs"
 
-pids=() names=()
+pids=() names=() watcher=
 stop() {
+  [ -z "$watcher" ] || kill -- "-$watcher" 2> /dev/null || true
   # First whatever may start a cluster.
   if [ ${#pids[@]} -gt 0 ]; then kill -- "${pids[@]/#/-}" 2> /dev/null || true; fi
   wait
   for cluster in $clusters e2e-fleet; do target/release/gpunode-cluster down --name "$cluster" > /dev/null || true; done
 }
 trap stop EXIT
+# Ends what still runs so long after the start, and says what it was: a program that hangs is a failure with a name.
+limit=4800
+watch() {
+  sleep "$((limit - SECONDS))"
+  printf '\n######## what still runs after %d s\n' "$limit"
+  ps -e -o pid,etime,args | grep -E '[/]deps/|[/]tests/|[c]argo ' | cut -c 1-200 || true
+  kill -- "${pids[@]/#/-}"
+}
 beside e2e lane_e2e
 beside e2e-agents lane_agents
 beside e2e-removal lane_removal
@@ -156,6 +165,10 @@ beside e2e-mig lane_mig
 beside tests others
 beside root root
 beside fuzz fuzz
+set -m
+watch &
+watcher=$!
+set +m
 for at in "${!pids[@]}"; do
   wait "${pids[at]}" || printf '0\tFAILED\t%s ended early\n' "${names[at]}" >> "$report/stages"
 done
