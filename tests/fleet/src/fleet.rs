@@ -267,39 +267,46 @@ impl Fleet {
 
     /// Starts an operator with this pod name; call it on the thread of the test or of `main`.
     pub fn start_operator(&self, pod: &str) -> Result<OperatorProcess> {
-        self.start_with(pod, kubeconfig(&self.cluster, pod))
+        self.start_with(pod, kubeconfig(&self.cluster, pod), 0)
     }
 
-    fn start_with(&self, pod: &str, kubeconfig: PathBuf) -> Result<OperatorProcess> {
+    fn start_with(&self, pod: &str, kubeconfig: PathBuf, client_qps: u32) -> Result<OperatorProcess> {
         let settings = OperatorSettings {
             binary: self.binary.clone(),
             kubeconfig,
             logs: self.cluster.logs(),
+            client_qps,
         };
         OperatorProcess::start(&settings, pod)
     }
 
     /// Starts two operators and waits until one of them leads, both are ready, and nothing is left to write.
     pub async fn start_pair(&self) -> Result<OperatorPair> {
-        let mut requests = self.requests()?;
-        let mut pair = self.start_unsettled_pair()?;
-        self.await_settled(&mut pair).await?;
-        self.await_quiet(&mut requests, Duration::from_secs(5)).await?;
-        Ok(pair)
+        self.start_settled_pair(|pod| self.start_operator(pod)).await
+    }
+
+    /// The same with operators that send at most so many requests a second.
+    pub async fn start_limited_pair(&self, client_qps: u32) -> Result<OperatorPair> {
+        self.start_settled_pair(|pod| self.start_with(pod, kubeconfig(&self.cluster, pod), client_qps))
+            .await
     }
 
     /// Starts two operators that reach the API server through a relay on this machine, and waits as
     /// [`Fleet::start_pair`] does.
     pub async fn start_pair_through(&self, relay: SocketAddr) -> Result<OperatorPair> {
-        let mut requests = self.requests()?;
-        let start = |pod: &str| {
+        self.start_settled_pair(|pod| {
             let mut document = read_document(&kubeconfig(&self.cluster, pod))?;
             // The certificate of the API server names the loopback address too.
             document["clusters"][0]["cluster"]["server"] = format!("https://{relay}").into();
             let path = kubeconfig(&self.cluster, &format!("{pod}-relay"));
             write_document(&path, &document)?;
-            self.start_with(pod, path)
-        };
+            self.start_with(pod, path, 0)
+        })
+        .await
+    }
+
+    async fn start_settled_pair(&self, start: impl Fn(&str) -> Result<OperatorProcess>) -> Result<OperatorPair> {
+        let mut requests = self.requests()?;
         let processes = PODS.map(start).into_iter().collect::<Result<Vec<_>>>()?;
         let mut pair = OperatorPair { processes };
         self.await_settled(&mut pair).await?;

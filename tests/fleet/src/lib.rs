@@ -44,7 +44,7 @@ pub use index_figures::{index_table, read_index_figures};
 pub use probes::{number, quantile};
 pub use scale_document::{ScaleRow, figure_table, filled, growth_table, scale_table};
 pub use scenarios::{
-    ConfigurationChange, ExpiredWatches, Failover, Idle, LabelChange, ManyPolicies, Refusals, SilentAgents,
-    SlowApiServer, configuration_change, expired_watches, failover, idle, label_change, many_policies, refusals,
-    scale_row, silent_agents, slow_api_server,
+    ClientLimit, ConfigurationChange, ExpiredWatches, Failover, Idle, LabelChange, ManyPolicies, Refusals,
+    SilentAgents, SlowApiServer, client_limit, configuration_change, expired_watches, failover, idle, label_change,
+    many_policies, refusals, scale_row, silent_agents, slow_api_server,
 };

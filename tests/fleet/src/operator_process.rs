@@ -25,6 +25,8 @@ pub struct OperatorSettings {
     pub kubeconfig: PathBuf,
     /// Folder of the log files.
     pub logs: PathBuf,
+    /// Its `--client-qps`; 0 is no limit.
+    pub client_qps: u32,
 }
 
 /// A running operator; it is killed when the value is dropped.
@@ -70,6 +72,7 @@ impl OperatorProcess {
             .arg(&settings.binary)
             .args(["--agent-image", "gpunode.dev/agent:0.1.0", "--pod-name", pod])
             .args(["--admin-address", &address.to_string()])
+            .args(["--client-qps", &settings.client_qps.to_string()])
             .env_clear()
             // As in the image of the operator.
             .env("MALLOC_ARENA_MAX", "1")

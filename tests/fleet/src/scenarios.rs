@@ -3,6 +3,7 @@
 //! | module | what it does |
 //! |---|---|
 //! | `label_change` | one policy changes a label and a taint of all nodes, against a bare client |
+//! | `client_limit` | one policy changes a label and a taint while the operators have a limit of requests |
 //! | `configuration_change` | one policy changes the configuration of all agents, a tenth at a time |
 //! | `silent_agents` | the same with a few agents that never answer |
 //! | `many_policies` | fifty policies, all edited at once |
@@ -13,6 +14,7 @@
 //! | `refusals` | the API server refuses lists |
 //! | `scale` | the same change by number of nodes and policies |
 
+mod client_limit;
 mod configuration_change;
 mod expired_watches;
 mod failover;
@@ -24,6 +26,7 @@ mod scale;
 mod silent_agents;
 mod slow_api_server;
 
+pub use client_limit::{ClientLimit, client_limit};
 pub use configuration_change::{ConfigurationChange, configuration_change};
 pub use expired_watches::{ExpiredWatches, expired_watches};
 pub use failover::{Failover, failover};
@@ -36,6 +39,7 @@ pub use silent_agents::{SilentAgents, silent_agents};
 pub use slow_api_server::{SlowApiServer, slow_api_server};
 
 use crate::{
+    api::NODES,
     audit::seconds_between,
     fleet::{Fleet, OperatorPair},
     objects::{MEMBER_LABEL, node_name, part_label},
@@ -43,11 +47,14 @@ use crate::{
     probes::number,
     progress::with_progress,
 };
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use futures::future::try_join_all;
 use jiff::Timestamp;
 use serde_json::{Value, json};
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
 use tokio::time::sleep;
 
 /// Key of the label and of the taint that policies change.
@@ -56,6 +63,10 @@ const KEY: &str = "bench.example.com/round";
 const QUIET: Duration = Duration::from_secs(3);
 /// Time after which memory counts as steady.
 const STEADY: Duration = Duration::from_secs(15);
+/// Longest wait for a node that somebody waits for.
+const NODE_LIMIT: Duration = Duration::from_mins(1);
+/// Time between two looks at it.
+const NODE_LOOK: Duration = Duration::from_millis(20);
 /// Greatest fleet of which a scenario that takes long takes every node.
 const WHOLE: usize = 1000;
 /// Parts of a greater fleet, of which it takes one.
@@ -184,6 +195,25 @@ fn policies_in_parts(parts: usize, previews: usize, round: usize) -> Vec<(String
         (format!("preview-{preview:02}"), spec)
     };
     (0..parts).map(part).chain((0..previews).map(preview)).collect()
+}
+
+/// Waits until a node is as somebody waits for.
+async fn await_node(fleet: &Fleet, name: &str, is_served: impl Fn(&Value) -> bool) -> Result<()> {
+    let end = Instant::now() + NODE_LIMIT;
+    let path = format!("{NODES}/{name}");
+    loop {
+        let node: Value = fleet.admin().get(&path).await?;
+        if is_served(&node) {
+            return Ok(());
+        }
+        ensure!(Instant::now() < end, "{name} is not served within {NODE_LIMIT:?}");
+        sleep(NODE_LOOK).await;
+    }
+}
+
+fn has_taint(node: &Value, key: &str) -> bool {
+    let taints = node["spec"]["taints"].as_array();
+    taints.is_some_and(|taints| taints.iter().any(|taint| taint["key"] == key))
 }
 
 /// Returns the most memory that one of the pair has resident once it is steady, in MiB.

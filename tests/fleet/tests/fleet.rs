@@ -4,8 +4,8 @@
 use anyhow::{Context, Result};
 use futures::FutureExt as _;
 use gpunode_fleet_tests::{
-    Fleet, configuration_change, expired_watches, failover, idle, label_change, many_policies, number, refusals,
-    silent_agents, slow_api_server,
+    Fleet, client_limit, configuration_change, expired_watches, failover, idle, label_change, many_policies, number,
+    refusals, silent_agents, slow_api_server,
 };
 use std::{
     panic::{AssertUnwindSafe, resume_unwind},
@@ -55,6 +55,21 @@ fn label_and_taint_change_is_one_write_per_node() -> Result<()> {
         assert!(change.leader < 5.0 && change.standby < change.leader);
         // 16 to 20 MiB. Each node whole would be 25 MiB more.
         assert!(change.resident < 32.0);
+        Ok(())
+    })
+}
+
+#[test]
+#[ignore = "needs the fleet's cluster: CONTRIBUTING.md"]
+fn limit_of_the_client_sets_the_pace_of_writes() -> Result<()> {
+    const QPS: u32 = 50;
+    on_fleet(async |fleet| {
+        let change = client_limit(fleet, QPS).await?;
+        println!("{change:#?}");
+        assert_eq!(change.most_writes, 1);
+        // As many as in one second go at once.
+        let least = number(NODES) / f64::from(QPS) - 1.0;
+        assert!(change.seconds > least && change.seconds < least * BUSY);
         Ok(())
     })
 }

@@ -385,6 +385,27 @@ fn requests_of_gpunode_have_levels_of_their_own_with_the_component() -> Result<(
                 ensure!(dangling["status"] == "False", "{schema}: {dangling}");
                 Ok(())
             })
+        })
+        .and_then(|()| {
+            // The operator writes a label and a GpuNode, whose agent answers; the Lease is renewed all the time.
+            lab.apply(&samples::sharing(
+                "inference",
+                "{resources: [{name: nvidia.com/gpu, sharing: {strategy: TimeSlicing, replicas: 2}}]}",
+            ))?;
+            eventually("the API server counts requests in each level", LIMIT, || {
+                let metrics = lab.kubectl(&["get", "--raw", "/metrics"])?;
+                for (schema, level) in [
+                    ("gpunode-lease", "leader-election"),
+                    ("gpunode-operator", "gpunode-operator"),
+                    ("gpunode-agents", "gpunode-agents"),
+                ] {
+                    let counted = format!(
+                        r#"apiserver_flowcontrol_dispatched_requests_total{{flow_schema="{schema}",priority_level="{level}"}} "#
+                    );
+                    ensure!(metrics.contains(&counted), "no request of {schema} in {level}");
+                }
+                Ok(())
+            })
         });
     lab.kubectl(&["delete", "-k", &component])?;
     judged

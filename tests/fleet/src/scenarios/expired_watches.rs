@@ -4,13 +4,14 @@ use crate::{
     Fleet,
     api::{NODES, PatchForm},
     audit::{OperatorRequest, OperatorRequests, seconds_between},
-    objects::node_name,
+    objects::{GPUS, node_name},
     operator_process::{memory, reset_peak},
     progress::{WaitProgress, with_progress},
     raw::bare_list,
-    scenarios::{KEY, QUIET, label_policy, measured_change, most, steady_memory},
+    scenarios::{KEY, QUIET, await_node, has_taint, label_policy, measured_change, most, steady_memory},
 };
 use anyhow::{Context, Result, ensure};
+use gpunode_crds::UNHEALTHY_TAINT;
 use jiff::Timestamp;
 use serde::de::IgnoredAny;
 use serde_json::json;
@@ -31,7 +32,7 @@ const LOOK: Duration = Duration::from_millis(100);
 pub struct ExpiredWatches {
     /// Writes of the operators after a restart of the API server without any change.
     pub writes: usize,
-    /// From the leader's first list to the answer to a change that the end of the list shows, of a bare list by two clients.
+    /// From the leader's first list to the answer to a change that the ends of both lists show, of a bare list by two clients.
     pub ratio: f64,
     /// Seconds of the bare list, right after a restart of the API server too.
     pub bare: f64,
@@ -46,7 +47,9 @@ pub struct ExpiredWatches {
 /// Measures two restarts with operators and one without.
 pub async fn expired_watches(fleet: &Fleet) -> Result<ExpiredWatches> {
     let pair = fleet.start_pair().await?;
-    measured_change(fleet, &pair, &[label_policy(0)], fleet.size()).await?;
+    let (name, mut policy) = label_policy(0);
+    policy["unhealthyTaint"] = json!({"after": "0s", "minHealthy": GPUS});
+    measured_change(fleet, &pair, &[(name, policy)], fleet.size()).await?;
     drop(pair);
     fleet.restart_api_server().await?;
     let bare = bare_list(fleet, 2).await?;
@@ -72,7 +75,7 @@ pub async fn expired_watches(fleet: &Fleet) -> Result<ExpiredWatches> {
     let leader = renewal.context("find the leader's renewal")?.credential().to_owned();
     let restart = Timestamp::now();
     fleet.restart_api_server().await?;
-    // The last node of a list, so that the whole list has been read.
+    // The last node of both lists, so that both have been read.
     let name = node_name(fleet.size() - 1);
     let change = json!({"metadata": {"labels": {KEY: null}}});
     let path = format!("{NODES}/{name}");
@@ -80,7 +83,11 @@ pub async fn expired_watches(fleet: &Fleet) -> Result<ExpiredWatches> {
         .admin()
         .patch::<IgnoredAny>(&path, PatchForm::Merge, &change)
         .await?;
-    fleet.await_written(&mut requests, "nodes", 1).await?;
+    fleet.agents().set_unhealthy(&name, true).await?;
+    await_node(fleet, &name, |node| {
+        node["metadata"]["labels"][KEY].is_string() && has_taint(node, UNHEALTHY_TAINT)
+    })
+    .await?;
     let all = requests.read()?.iter();
     let mut of_leader = all.filter(|request| request.credential() == leader && request.stage_timestamp > restart);
     let list = of_leader
@@ -89,9 +96,12 @@ pub async fn expired_watches(fleet: &Fleet) -> Result<ExpiredWatches> {
         .request_received_timestamp;
     let answer = requests
         .writes()?
-        .find(|write| write.resource() == "nodes" && write.name() == name)
-        .with_context(|| format!("find the write of {name}"))?
-        .stage_timestamp;
+        .filter(|write| write.resource() == "nodes" && write.name() == name)
+        .map(|write| write.stage_timestamp)
+        .max()
+        .with_context(|| format!("find the last write of {name}"))?;
+    fleet.agents().set_unhealthy(&name, false).await?;
+    fleet.await_quiet(&mut requests, QUIET).await?;
     Ok(ExpiredWatches {
         writes,
         ratio: seconds_between(list, answer) / bare,

@@ -2,18 +2,16 @@
 
 use crate::{
     Fleet,
-    api::NODES,
     audit::{OperatorRequest, OperatorRequests, seconds_between},
     objects::node_name,
     probes::LivenessProbes,
     progress::{WaitProgress, with_progress},
     quantile,
-    scenarios::{KEY, QUIET, apply_all, measured_change, policies_in_parts, steady_memory},
+    scenarios::{KEY, QUIET, apply_all, await_node, has_taint, measured_change, policies_in_parts, steady_memory},
 };
 use anyhow::{Context, Result, ensure};
 use gpunode_crds::UNHEALTHY_TAINT;
 use jiff::Timestamp;
-use serde_json::Value;
 use std::{
     collections::BTreeSet,
     time::{Duration, Instant},
@@ -28,12 +26,8 @@ const PREVIEWS: usize = 20;
 const UNCHANGED: Duration = Duration::from_secs(30);
 /// A pause between two attempts at the Lease is at least this long; the requests of one follow each other at once.
 const PAUSE: f64 = 0.5;
-/// Time between two looks at a node.
-const LOOK: Duration = Duration::from_millis(20);
 /// Time between a node that was served and the next one that needs it.
 const BETWEEN: Duration = Duration::from_millis(100);
-/// Longest wait for a node that somebody waits for.
-const LIMIT: Duration = Duration::from_mins(1);
 
 /// An edit of all policies at once.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -148,24 +142,6 @@ async fn serve_while_changing(fleet: &Fleet, requests: &mut OperatorRequests) ->
         served.seconds.push(begin.elapsed().as_secs_f64());
         sleep(BETWEEN).await;
     }
-}
-
-async fn await_node(fleet: &Fleet, name: &str, is_served: impl Fn(&Value) -> bool) -> Result<()> {
-    let end = Instant::now() + LIMIT;
-    let path = format!("{NODES}/{name}");
-    loop {
-        let node: Value = fleet.admin().get(&path).await?;
-        if is_served(&node) {
-            return Ok(());
-        }
-        ensure!(Instant::now() < end, "{name} is not served within {LIMIT:?}");
-        sleep(LOOK).await;
-    }
-}
-
-fn has_taint(node: &Value, key: &str) -> bool {
-    let taints = node["spec"]["taints"].as_array();
-    taints.is_some_and(|taints| taints.iter().any(|taint| taint["key"] == key))
 }
 
 /// Mends what was broken and removes the nodes that joined.
