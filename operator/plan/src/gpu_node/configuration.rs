@@ -186,16 +186,7 @@ fn step_change(
     match stage {
         // An older agent does not say that it has finished the step. Left in the spec, it would count again in an outage.
         Some(RolloutStage::Done) if unfinished.is_some() => step = None,
-        Some(RolloutStage::Stopped(why)) if unfinished.is_none_or(|step| step.failed.is_none()) => {
-            let approved = || gpu_node.unfinished_approval().map(|approval| approval.since.clone());
-            let started_at = unfinished.map(|step| step.started_at.clone()).or_else(approved);
-            let failed = Some(why.chars().take(MAX_FAILED_MESSAGE).collect());
-            step = started_at.map(|started_at| ConfigurationStep {
-                started_at,
-                generation: unfinished.map_or(policy.generation, |step| step.generation),
-                failed,
-            });
-        }
+        Some(RolloutStage::Stopped(why)) => step = failed_step(gpu_node, policy, why),
         Some(RolloutStage::Stepping) if unfinished.is_some_and(|step| step.generation != policy.generation) => {
             step = Some(new_step(gpu_node, policy, now));
         }
@@ -256,6 +247,40 @@ pub fn withdraw_change(gpu_node: &GpuNodeFacts) -> GpuNodeChange {
         step: gpu_node.step.clone(),
         change: None,
     }
+}
+
+/// The same for a node on which nothing else is written. A failure of the approved change stays recorded: it stops the rollout.
+pub fn withdraw_ignored(gpu_node: &GpuNodeFacts, policy: &Policy, stage: Option<&RolloutStage>) -> GpuNodeChange {
+    match (withdraw_change(gpu_node), stage) {
+        (
+            GpuNodeChange::Step {
+                resource_version,
+                change,
+                ..
+            },
+            Some(RolloutStage::Stopped(why)),
+        ) => GpuNodeChange::Step {
+            resource_version,
+            step: failed_step(gpu_node, policy, why),
+            change,
+        },
+        (change, _) => change,
+    }
+}
+
+/// Returns the step of a node that failed, or the approved change that did, with the reason; what is recorded stays.
+fn failed_step(gpu_node: &GpuNodeFacts, policy: &Policy, why: &str) -> Option<ConfigurationStep> {
+    let unfinished = gpu_node.unfinished_step();
+    if unfinished.is_some_and(|step| step.failed.is_some()) {
+        return gpu_node.step.clone();
+    }
+    let approved = || gpu_node.unfinished_approval().map(|approval| approval.since.clone());
+    let started_at = unfinished.map(|step| step.started_at.clone()).or_else(approved)?;
+    Some(ConfigurationStep {
+        started_at,
+        generation: unfinished.map_or(policy.generation, |step| step.generation),
+        failed: Some(why.chars().take(MAX_FAILED_MESSAGE).collect()),
+    })
 }
 
 /// Returns the change that ends a drain, which would withhold the GPUs for as long; none if there is none.

@@ -4,9 +4,10 @@ use crate::{
     gpu_node::{
         change::GpuNodeChange,
         conditions::conditions_change,
-        configuration::{ended_drain, waiting_devices, withdraw_change},
+        configuration::{ended_drain, waiting_devices, withdraw_change, withdraw_ignored},
         drain::reconfiguring_taint,
         gpu_refusal::gpu_refusal,
+        mig_progress::has_phase,
         progress::{outcome_in_force, rollout_stage},
         requests::unreadable_annotation,
     },
@@ -34,7 +35,7 @@ use crate::{
     taint::TaintKey,
     time::earliest,
 };
-use gpunode_crds::{ConditionType, Reason, UNHEALTHY_TAINT};
+use gpunode_crds::{ConditionType, MigPhase, Reason, UNHEALTHY_TAINT};
 use std::collections::BTreeSet;
 
 /// Returns the plan for a node whose record is unreadable, which ends a drain: whether its taint is there nobody knows.
@@ -44,6 +45,25 @@ pub fn held_by_record(error: &RecordError, matched: &[&Policy], context: NodeCon
         gpu_node: ended_drain(context),
         ..held(matched, NodeHold::RecordUnreadable(error.to_string()), outcome)
     }
+}
+
+/// Returns the plan for a node with the label `gpunode.dev/ignore`. It ends what would go on there, a drain and an approval that the
+/// agent has not carried out, and writes nothing else.
+pub fn held_by_ignore_label(policies: &PolicySet, context: NodeContext<'_>) -> NodePlan {
+    let mut plan = NodePlan {
+        hold: Some(NodeHold::Ignored),
+        ..NodePlan::default()
+    };
+    keep_stage(&mut plan, policies, context);
+    plan.gpu_node = match (
+        context.gpu_node,
+        plan.governing.as_ref().and_then(|name| policies.get(name)),
+    ) {
+        (Some(gpu_node), Some(policy)) => withdraw_ignored(gpu_node, policy, plan.stage.as_ref()),
+        (Some(gpu_node), None) => withdraw_change(gpu_node),
+        (None, _) => GpuNodeChange::None,
+    };
+    plan
 }
 
 fn held(matched: &[&Policy], hold: NodeHold, outcome: impl Fn(String) -> PolicyOutcome) -> NodePlan {
@@ -162,8 +182,14 @@ pub fn keep_stage(plan: &mut NodePlan, policies: &PolicySet, context: NodeContex
     let Some((stage, recheck)) = rollout_stage(policy, context) else {
         return;
     };
+    // A person reboots an ignored node when it suits, and it is down meanwhile; whether its change was approved is not known any more.
+    let awaits_reboot = matches!(plan.hold, Some(NodeHold::Ignored))
+        && context
+            .status()
+            .is_some_and(|status| has_phase(status, MigPhase::RebootRequired));
     plan.stage = match stage {
         RolloutStage::Stepping | RolloutStage::Stopped(_) => Some(stage),
+        _ if awaits_reboot => Some(RolloutStage::Stepping),
         RolloutStage::Outside => Some(RolloutStage::Held),
         RolloutStage::Held | RolloutStage::AwaitsAgent | RolloutStage::Pending | RolloutStage::Done => return,
     };

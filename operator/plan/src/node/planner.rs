@@ -2,7 +2,7 @@
 
 use crate::{
     fact_labels::gpu_labels,
-    gpu_node::{change::GpuNodeChange, configuration::ended_drain, requests::requests_change},
+    gpu_node::{change::GpuNodeChange, requests::requests_change},
     input::{
         context::NodeContext,
         facts::NodeFacts,
@@ -13,7 +13,7 @@ use crate::{
     node::{
         claim::{released, retaken},
         desired::DesiredNode,
-        held_plans::{held_by_pause, held_by_record, keep_stage},
+        held_plans::{held_by_ignore_label, held_by_pause, held_by_record, keep_stage},
         hold::NodeHold,
         permit::RolloutPermit,
         plan::NodePlan,
@@ -69,23 +69,12 @@ pub fn preview_node(
 
 /// Plans one node without previews. Returns the plan, and the node once it is carried out.
 fn plan_and_result(permit: RolloutPermit, policies: &PolicySet, context: NodeContext<'_>) -> (NodePlan, NodeFacts) {
-    let is_ignored = context.node.labels.contains_key(IGNORE_LABEL);
-    let (mut plan, after) = if is_ignored {
-        let plan = NodePlan {
-            hold: Some(NodeHold::Ignored),
-            // It would withhold the GPUs for as long; nothing else is written there.
-            gpu_node: ended_drain(context),
-            ..NodePlan::default()
-        };
-        (plan, context.node.clone())
-    } else {
-        plan_enforced(policies, None, permit, context)
-    };
+    if context.node.labels.contains_key(IGNORE_LABEL) {
+        return (held_by_ignore_label(policies, context), context.node.clone());
+    }
+    let (mut plan, after) = plan_enforced(policies, None, permit, context);
     if plan.hold.is_some() || plan.is_configuration_disputed() {
         keep_stage(&mut plan, policies, context);
-    }
-    if is_ignored {
-        return (plan, after);
     }
     if let Some(outdated) = context.outdated {
         // The next plan creates the one of this node.

@@ -349,17 +349,49 @@ fn paused_policy_takes_its_approvals_back_and_grants_none() {
     assert_eq!(after.gpu_node, GpuNodeChange::None);
 }
 
+fn ignored(mut world: World) -> World {
+    world.set_label("gpunode.dev/ignore", Some(""));
+    world
+}
+
 #[test]
-fn nothing_is_written_on_an_ignored_node_which_keeps_its_place() {
-    for (world, stage) in [
-        (world(&["AwaitingApproval"]), None),
-        (approved(world(&["Applying"]), 0), Some(RolloutStage::Stepping)),
+fn ignored_node_loses_its_approval_and_nothing_else_is_written_there() {
+    let none = plan(&ignored(world(&["AwaitingApproval"])), divided(""), 1);
+    assert_eq!((none.gpu_node, none.stage), (GpuNodeChange::None, None));
+
+    let free = ignored(approved(world(&["AwaitingApproval"]), 0));
+    let lost = plan(&free, divided(""), 1);
+    assert!(withdrawn(free.clone(), &lost));
+    let after = plan(&written(free, &lost), divided(""), 1);
+    assert_eq!((after.gpu_node, after.stage), (GpuNodeChange::None, None));
+}
+
+#[test]
+fn ignored_node_that_has_begun_its_change_keeps_its_place_without_the_approval() {
+    for (phase, minutes, kept) in [
+        ("Applying", 4, Some(RolloutStage::Stepping)),
+        ("Applying", 5, None),
+        ("RebootRequired", 600, Some(RolloutStage::Stepping)),
     ] {
-        let mut world = world;
-        world.set_label("gpunode.dev/ignore", Some(""));
-        let plan = plan(&world, divided(""), 1);
-        assert_eq!((plan.gpu_node, plan.stage), (GpuNodeChange::None, stage));
+        let begun = ignored(approved(world(&[phase]), 0));
+        let lost = plan(&begun, divided(""), 1);
+        assert_eq!(lost.stage, Some(RolloutStage::Stepping), "{phase}");
+        assert!(withdrawn(begun.clone(), &lost), "{phase}");
+        let after = plan(&written(begun, &lost), divided(""), minutes);
+        assert_eq!((after.gpu_node, after.stage), (GpuNodeChange::None, kept), "{phase}");
     }
+    let reboots = down(ignored(world(&["RebootRequired"])));
+    assert_eq!(stage(&reboots, 600), RolloutStage::Stepping);
+}
+
+#[test]
+fn change_that_failed_on_an_ignored_node_stops_the_rollout_after_its_approval_went() {
+    let failed = ignored(approved(world(&["Failed"]), 0));
+    let lost = plan(&failed, divided(""), 1);
+    assert!(matches!(&lost.stage, Some(RolloutStage::Stopped(_))), "{lost:?}");
+    assert!(withdrawn(failed.clone(), &lost));
+    let after = plan(&written(failed, &lost), divided(""), 600);
+    assert_eq!((after.gpu_node, after.stage), (GpuNodeChange::None, lost.stage));
 }
 
 #[test]
