@@ -16,9 +16,32 @@ program() { # TARGET ARGUMENT...
   (cd "$folder" && "$runner" "$path" "$@")
 }
 
-needed "build of Kubernetes, gpunode and images" make kubernetes images
-stage "lint" make lint
-needed "build of the tests" build_tests --message-format=json-render-diagnostics
+pids=() names=() watcher=
+stop() {
+  [ -z "$watcher" ] || kill -- "-$watcher" 2> /dev/null || true
+  # First whatever may start a cluster.
+  if [ ${#pids[@]} -gt 0 ]; then kill -- "${pids[@]/#/-}" 2> /dev/null || true; fi
+  wait
+  [ -x target/release/gpunode-cluster ] || return 0
+  for cluster in $clusters e2e-fleet; do target/release/gpunode-cluster down --name "$cluster" > /dev/null || true; done
+}
+trap stop EXIT
+# Runs a function beside others, with a name before each of its lines.
+beside() { # NAME FUNCTION
+  # A process group each: `stop` ends it with all that it has started.
+  set -m
+  { "$2" < /dev/null 2>&1 | sed -u "s/^/[$1] /"; } &
+  set +m
+  pids+=($!) names+=("$1")
+}
+# Waits for all of them.
+awaited() {
+  local at
+  for at in "${!pids[@]}"; do
+    wait "${pids[at]}" || printf '0\tFAILED\t%s ended early\n' "${names[at]}" >> "$report/stages"
+  done
+  pids=() names=()
+}
 
 clusters="e2e e2e-agents e2e-removal e2e-mig e2e-late"
 # Modules of tests/e2e/tests/cluster by their cluster; those that are not named here run on the first. Each takes as long as the
@@ -28,6 +51,15 @@ on_removal="dra:: from_gpushare_and_gpu_manager:: staying_up::"
 # Those of another cluster, tests/e2e/mig.yaml, and those that follow them on one like the others.
 on_mig="from_mig_manager:: mig_drain:: mig_layout::"
 on_late="admission:: contention:: leadership:: policy_hand_over::"
+
+needed "packages" make packages
+# The last crates of the release build keep one processor busy for minutes; lint and the tests take the other.
+images() { stage "build of Kubernetes, gpunode and images" make kubernetes images; }
+beside images images
+stage "lint" make lint
+needed "build of the tests" build_tests --message-format=json-render-diagnostics
+awaited
+! grep -q 'FAILED.*\(build of\|images\)' "$report/stages" || summary
 
 on_cluster() { # TARGET [FILTER...]
   program "$1" --ignored --test-threads=1 "${@:2}"
@@ -99,14 +131,6 @@ others() {
   fleet
 }
 
-# Runs a function beside others, with a name before each of its lines.
-beside() { # NAME FUNCTION
-  # A process group each: `stop` ends it with all that it has started.
-  set -m
-  { "$2" < /dev/null 2>&1 | sed -u "s/^/[$1] /"; } &
-  set +m
-  pids+=($!) names+=("$1")
-}
 lane() { # CLUSTER FUNCTION [CLUSTER-FILE]
   export GPUNODE_E2E_CLUSTER=$1
   stage "start of cluster $1" start "${3:-cluster.yaml}"
@@ -140,16 +164,6 @@ lane_mig() {
 
 audit_logs=$report/audit-logs
 mkdir "$audit_logs"
-
-pids=() names=() watcher=
-stop() {
-  [ -z "$watcher" ] || kill -- "-$watcher" 2> /dev/null || true
-  # First whatever may start a cluster.
-  if [ ${#pids[@]} -gt 0 ]; then kill -- "${pids[@]/#/-}" 2> /dev/null || true; fi
-  wait
-  for cluster in $clusters e2e-fleet; do target/release/gpunode-cluster down --name "$cluster" > /dev/null || true; done
-}
-trap stop EXIT
 # Ends what still runs so long after the start, and says what it was: a program that hangs is a failure with a name.
 limit=4800
 watch() {
@@ -169,10 +183,7 @@ set -m
 watch &
 watcher=$!
 set +m
-for at in "${!pids[@]}"; do
-  wait "${pids[at]}" || printf '0\tFAILED\t%s ended early\n' "${names[at]}" >> "$report/stages"
-done
-pids=()
+awaited
 
 export GPUNODE_E2E_AUDIT_LOGS=$audit_logs GPUNODE_E2E_CLUSTER=e2e
 # Last: it looks at what all the others did.

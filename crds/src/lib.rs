@@ -75,7 +75,8 @@ pub use mig_status::{MAX_LAYOUT_TEXT, MAX_MIG_MESSAGE, MigPhase, MigReason, MigS
 pub use name_list::{named, plural};
 pub use policy::{GpuNodePolicy, GpuNodePolicySpec, OnConflict, PolicyMode};
 pub use policy_status::{
-    GpuNodePolicyStatus, MAX_FAILURES, MAX_PREVIEW, MAX_WAITING, NodeCounts, NodeFailure, NodePreview, NodeWaiting,
+    GpuNodePolicyStatus, LayoutPreview, MAX_FAILURES, MAX_LAYOUT_PREVIEWS, MAX_PREVIEW, MAX_WAITING, NodeCounts,
+    NodeFailure, NodePreview, NodeWaiting,
 };
 pub use reason::{ConditionType, EVERY_GPU_ANSWERS, Reason, SERVED_BY_DRA};
 pub use resources::{

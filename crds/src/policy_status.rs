@@ -1,6 +1,6 @@
 //! Status of a policy. Conditions have the meanings of kstatus.
 
-use crate::PreviewTaint;
+use crate::{MAX_LAYOUT_TEXT, MAX_MIG_MESSAGE, PreviewTaint};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::KubeSchema;
 use serde::{Deserialize, Serialize};
@@ -11,6 +11,9 @@ pub const MAX_FAILURES: usize = 32;
 
 /// Maximum number of entries in `status.preview`.
 pub const MAX_PREVIEW: usize = 64;
+
+/// Maximum number of entries in `status.preview[].layouts`.
+pub const MAX_LAYOUT_PREVIEWS: usize = 32;
 
 /// Maximum number of entries in `status.waiting`.
 pub const MAX_WAITING: usize = 64;
@@ -151,8 +154,32 @@ pub struct NodePreview {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub config_hash: Option<String>,
+    /// GPUs that would get another MIG layout, or cannot have the wanted one.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = MAX_LAYOUT_PREVIEWS))]
+    pub layouts: Vec<LayoutPreview>,
     /// Keys that somebody else owns with another value; the policy would leave them as they are.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64), inner(length(max = 512)))]
     pub conflicts: Vec<String>,
+}
+
+/// MIG layout that a policy would give equal GPUs of a node.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct LayoutPreview {
+    /// Indices of the GPUs.
+    #[schemars(length(max = 64))]
+    pub gpus: Vec<u32>,
+    /// Layout that they have, such as `1g.10gb:3,4g.40gb:1`, `{}` or `off`.
+    #[schemars(length(max = MAX_LAYOUT_TEXT))]
+    pub now: String,
+    /// Layout that they would get; none if it does not fit or is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = MAX_LAYOUT_TEXT))]
+    pub then: Option<String>,
+    /// Reason why it does not fit, or why the agent decides.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = MAX_MIG_MESSAGE))]
+    pub message: Option<String>,
 }

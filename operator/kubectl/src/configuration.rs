@@ -1,6 +1,6 @@
 //! Descriptions of agent configurations, which can be compared line by line. Pure.
 
-use crate::layouts::layout_words;
+use crate::layout_words::layout_words;
 use gpunode_config::{
     AgentConfig, Allocation, DeviceKind, DeviceSelector, MigStrategy, ResourceConfig, Sharing, SharingStrategy,
 };

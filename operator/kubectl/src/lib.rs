@@ -18,7 +18,7 @@
 //! | `completion` | completes arguments in a shell |
 //! | `cluster` | connects to a cluster and lists its objects |
 //! | `snapshot` | the cluster state that a plan reads, from a cluster or a dump |
-//! | `layouts` | MIG layouts of a node's GPUs: those that they have, and those that a configuration wants |
+//! | `layout_words` | the MIG layout of a configuration in words |
 //! | `configuration` | describes an agent configuration in words |
 //! | `output` | writes tables, JSON and YAML |
 
@@ -33,7 +33,7 @@ pub mod export;
 #[cfg(test)]
 mod fuzz;
 pub mod import;
-mod layouts;
+mod layout_words;
 pub mod mig;
 mod output;
 pub mod plan;

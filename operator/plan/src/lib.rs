@@ -19,6 +19,7 @@
 //! | `reviewed_pods` | pods of a node as they were read for its drain |
 //! | `pods` | names and resources of pods, and pods that have ended |
 //! | `names` | names and labels of DaemonSets |
+//! | `mig_layouts` | MIG layouts that GPUs have, and those that a configuration wants |
 //! | `label_syntax` | texts that can be values and keys of labels |
 //! | `taint` | a taint and its identity |
 //! | `packed_map` | a compact map of texts |
@@ -32,6 +33,7 @@ mod gpu_node;
 mod input;
 mod interned;
 mod label_syntax;
+mod mig_layouts;
 mod names;
 mod node;
 mod node_drain;
@@ -76,6 +78,11 @@ pub use input::{
     selection_grace::find_deselections,
 };
 pub use interned::interned_text;
+pub use mig_layouts::{
+    observed::{CountedLayout, observed},
+    selection::choice,
+    wanted::{LayoutMisfit, LayoutObstacle, WantedLayout, on_board, wanted},
+};
 pub use names::{DISCOVERY_NAME, MANAGED_BY_LABEL, MPS_NAME, policy_daemonset_name};
 pub use node::{
     compose::Disagreement,

@@ -6,7 +6,7 @@ pub fn allowed_dependencies(package: &str) -> Option<&'static [&'static str]> {
         "gpunode-cdi" | "gpunode-config" | "gpunode-hook" | "gpunode-mig" | "gpunode-process" => &[],
         "gpunode-crds" => &["gpunode-config"],
         "gpunode-gpu" => &["gpunode-config", "gpunode-crds", "gpunode-mig"],
-        "gpunode-plan" => &["gpunode-config", "gpunode-crds", "gpunode-gpu"],
+        "gpunode-plan" => &["gpunode-config", "gpunode-crds", "gpunode-gpu", "gpunode-mig"],
         "gpunode-operator" => &["gpunode-config", "gpunode-crds", "gpunode-process", "gpunode-plan"],
         "kubectl-gpunode" => &[
             "gpunode-config",

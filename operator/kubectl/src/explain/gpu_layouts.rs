@@ -1,8 +1,8 @@
 //! The source of each GPU's MIG layout. Pure.
 
-use crate::layouts::{WantedLayout, choice, observed, wanted};
 use gpunode_config::GroupChoice;
 use gpunode_crds::GpuNode;
+use gpunode_plan::{WantedLayout, choice, observed, wanted};
 use serde::Serialize;
 
 /// The layout of equal GPUs, and the group of the configuration that it comes from.

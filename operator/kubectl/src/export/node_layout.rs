@@ -1,8 +1,8 @@
 //! The groups of a layout that a node has. Pure.
 
-use crate::layouts::{CountedLayout, observed};
 use gpunode_config::{MigGpuSelector, MigGroup};
 use gpunode_crds::{GpuDevice, named};
+use gpunode_plan::{CountedLayout, observed};
 use std::collections::BTreeSet;
 
 /// Most GPUs and instances named in a warning.

@@ -5,9 +5,9 @@
 //! room, and waits if nothing fits around what is in use.
 
 use super::simulation::configuration_of;
-use crate::layouts::{CountedLayout, LayoutObstacle, WantedLayout, choice, observed, wanted};
 use gpunode_config::{GroupChoice, MigGroup};
 use gpunode_crds::{GpuDevice, GpuNode, GpuNodeStatus, MigDevice, MigMode, named};
+use gpunode_plan::{CountedLayout, LayoutObstacle, WantedLayout, choice, observed, wanted};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 

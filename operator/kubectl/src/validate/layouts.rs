@@ -1,10 +1,10 @@
 //! MIG layouts that the selected boards cannot have.
 
 use super::problem::DocumentProblem;
-use crate::layouts::{LayoutMisfit, on_board};
 use gpunode_config::{MigGroup, product_matches};
 use gpunode_crds::GpuNodePolicy;
 use gpunode_mig::MigBoard;
+use gpunode_plan::{LayoutMisfit, on_board};
 use serde_json::Value;
 
 /// Returns a warning for each group of a policy with a layout that no board can have which one of its selectors names. Boards

@@ -96,7 +96,7 @@ pub fn configuration_obstacle<'a>(
 /// Returns true if the policy has a MIG layout and mig-manager changes MIG on the node.
 pub fn is_mig_managed(governing: &Policy, node: &NodeFacts) -> bool {
     let plugin = governing.device_plugin.as_ref();
-    plugin.is_some_and(|plugin| plugin.has_mig_layout) && runs_mig_manager(node)
+    plugin.is_some_and(|plugin| !plugin.mig_layout.is_empty()) && runs_mig_manager(node)
 }
 
 /// Returns true if the policy's configuration can be written for the node.

@@ -278,7 +278,9 @@ fn reduce(status: &mut GpuNodeStatus) {
         daemon.device = String::new();
     }
     for gpu in &mut status.gpus {
-        (gpu.pci_bus_id, gpu.pci_device_id, gpu.last_xid) = (None, None, None);
+        (gpu.pci_bus_id, gpu.last_xid) = (None, None);
+        // Groups of a MIG layout select by it.
+        gpu.pci_device_id = gpu.pci_device_id.take().filter(|_| gpu.mig_mode.is_some());
         gpu.links = Vec::new();
         gpu.health = gpu.health.take().map(reduced_health);
         gpu.mig = gpu.mig.take().map(reduced_mig);

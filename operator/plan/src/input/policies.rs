@@ -5,7 +5,7 @@ use crate::{
     names::policy_of_daemonset_name,
     taint::{Taint, TaintKey},
 };
-use gpunode_config::{AgentConfig, ConfigDocument, MigStrategy, ResourceConfig};
+use gpunode_config::{AgentConfig, ConfigDocument, MigGroup, MigStrategy, ResourceConfig};
 use gpunode_crds::{
     AUTOSCALER_STARTUP_PREFIX, Configuration, DrainRules, GpuNodePolicy, GpuNodeStatus, NOT_READY_TAINT, OnConflict,
     PolicyMode, RolloutPace, StartupTaint, UnhealthyTaint, is_gpunode_key, is_kubernetes_key,
@@ -62,8 +62,8 @@ pub struct PolicyDevicePlugin {
     pub document: Option<ConfigDocument>,
     /// True if the configuration needs MPS daemons.
     pub wants_mps: bool,
-    /// True if the configuration creates and destroys MIG instances.
-    pub has_mig_layout: bool,
+    /// Groups of its MIG layout; none if the configuration creates and destroys no MIG instances.
+    pub mig_layout: Vec<MigGroup>,
     /// Ways by which containers get their GPUs.
     pub ways: InjectionWays,
     /// Fields of the configuration, and values of its enums, that its agents must know.
@@ -87,7 +87,7 @@ impl PolicyDevicePlugin {
             ways: InjectionWays::of(config),
             fields: gpunode_config::fields_of(config),
             wants_mps: is_valid && config.wants_mps(),
-            has_mig_layout: config.mig.as_ref().is_some_and(|mig| !mig.layout.is_empty()),
+            mig_layout: config.mig.as_ref().map(|mig| mig.layout.clone()).unwrap_or_default(),
             resources: names.iter().map(ResourceConfig::advertised_name).collect(),
             mig_by_profile: (is_valid && config.mig_strategy() == MigStrategy::Mixed).then(|| config.clone()),
             image,

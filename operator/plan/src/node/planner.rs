@@ -113,7 +113,7 @@ fn add_previews(
         if !with.matched.contains(&policy.name) {
             continue;
         }
-        let (outcome, preview) = preview_of(policy, &without, &with, &changed);
+        let (outcome, preview) = preview_of(policy, &without, &with, &changed, context.gpu_node);
         plan.outcomes.insert(policy.name.clone(), outcome);
         plan.previews
             .extend(preview.map(|preview| (policy.name.clone(), preview)));

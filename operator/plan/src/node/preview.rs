@@ -2,7 +2,8 @@
 
 use crate::{
     gpu_node::configuration::desired_configuration,
-    input::{facts::NodeFacts, policies::Policy},
+    input::{facts::NodeFacts, gpu_node_facts::GpuNodeFacts, policies::Policy},
+    mig_layouts::preview::layout_previews,
     node::{hold::NodeHold, plan::NodePlan},
     outcome::PolicyOutcome,
     taint::Taint,
@@ -13,12 +14,13 @@ use gpunode_crds::{NodePreview, PreviewTaint, Reason, TaintEffect};
 const MAX_CONFLICT_CHARS: usize = 512;
 
 /// Returns the outcome, and a preview where anything would change or conflict. `before` is the node once everything else is
-/// carried out, `with` the plan with the policy, and `after` the node then.
+/// carried out, `with` the plan with the policy, `after` the node then, and `gpu_node` its GPUs.
 pub fn preview_of(
     policy: &Policy,
     before: &NodeFacts,
     with: &NodePlan,
     after: &NodeFacts,
+    gpu_node: Option<&GpuNodeFacts>,
 ) -> (PolicyOutcome, Option<NodePreview>) {
     let mut preview = NodePreview {
         node: before.name.clone(),
@@ -56,6 +58,11 @@ pub fn preview_of(
         .collect();
     if with.governing.as_deref() == Some(&policy.name) {
         preview.config_hash = desired_configuration(policy).map(|configuration| configuration.hash);
+        let groups = policy
+            .device_plugin
+            .as_ref()
+            .map_or(&[][..], |plugin| &plugin.mig_layout);
+        preview.layouts = layout_previews(gpu_node.map_or(&[], GpuNodeFacts::gpus), groups);
     }
     let conflicts = with
         .conflicts

@@ -4,7 +4,7 @@ use crate::{
     governed::{back, configuration, down, new, plan, plan_at, world as governed, written},
     world::{World, now, policy},
 };
-use gpunode_crds::{ChangeState, DisruptiveChange, GpuNodePolicy, MigPhase, MigStatus, Reason};
+use gpunode_crds::{ChangeState, DisruptiveChange, GpuNodePolicy, LayoutPreview, MigPhase, MigStatus, Reason};
 use gpunode_plan::{
     GpuNodeChange, NodeContext, NodePlan, PolicyOutcome, PolicySet, RolloutPermit, RolloutStage, plan_node_with_permit,
 };
@@ -449,6 +449,40 @@ fn kubelet_that_follows_later_keeps_the_place_of_the_node() {
     assert_eq!(stage(&lagging, 4), RolloutStage::Stepping);
     lagging.node["status"]["allocatable"] = json!({"nvidia.com/gpu": "8"});
     assert_eq!(stage(&lagging, 4), RolloutStage::Done);
+}
+
+#[test]
+fn preview_names_the_layouts_that_gpus_would_get() {
+    let mut world = governed(
+        &policy("p", "{nodeSelector: {}, devicePlugin: {}}"),
+        None,
+        &divided(""),
+        true,
+    );
+    let gpu = |index: u32, mode: &str| {
+        serde_json::from_value(
+            json!({"index": index, "uuid": format!("GPU-{index}"), "memoryMiB": 1, "migMode": mode,
+            "product": "NVIDIA-A100-SXM4-40GB", "pciDeviceId": "0x20B010DE"}),
+        )
+        .unwrap()
+    };
+    let status = world.gpu_node.as_mut().unwrap().status.as_mut().unwrap();
+    status.gpus = vec![gpu(0, "Disabled"), gpu(1, "Disabled"), gpu(2, "Enabled")];
+    let layout = "[{devices: {deviceIds: ['0x20B010DE'], indices: [0, 1]}, preset: all-balanced}, {instances: {}}]";
+    let previewing = policy(
+        "q",
+        &format!(
+            "{{mode: Preview, priority: 9, nodeSelector: {{}}, devicePlugin: {{mig: {{strategy: Mixed, layout: {layout}}}}}}}"
+        ),
+    );
+    let layouts = world.plan(&[previewing]).previews["q"].layouts.clone();
+    let expected = LayoutPreview {
+        gpus: vec![0, 1],
+        now: "off".to_owned(),
+        then: Some("1g.5gb:2,2g.10gb:1,3g.20gb:1".to_owned()),
+        message: None,
+    };
+    assert_eq!(layouts, [expected]);
 }
 
 #[test]

@@ -6,7 +6,7 @@ use crate::samples;
 use anyhow::{Context, Result, bail, ensure};
 use gpunode_e2e::{Lab, MIG_A100, MIG_H100, MigDevices, NodeWatch, Opened, condition, eventually, names, of_profile};
 use gpunode_scenario::{OpenHandle, ReturnCode};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::{
     collections::BTreeSet,
     process::{Child, Command, Stdio},
@@ -233,6 +233,55 @@ fn a_layout_that_cannot_fit_changes_nothing_and_names_the_nearest() -> Result<()
     lab.put_layout(MIG_A100, &first_gpu("3g.40gb: 2"))?;
     lab.await_layout(MIG_A100, 0, "3g.40gb:2")?;
     lab.await_allocatable(MIG_A100, "nvidia.com/mig-3g.40gb", 2)
+}
+
+#[test]
+#[ignore = "needs the local cluster: make test"]
+fn a_preview_shows_the_layouts_that_gpus_would_get_and_those_that_they_cannot_have() -> Result<()> {
+    let lab = Lab::enter_undivided()?;
+    let policy = format!(
+        "apiVersion: gpunode.dev/v1alpha1
+kind: GpuNodePolicy
+metadata: {{name: sharing}}
+spec:
+  mode: Preview
+  nodeSelector: {{matchLabels: {{pool: {MIG_A100}}}}}
+  devicePlugin:
+    mig:
+      strategy: Mixed
+      layout:
+      - {{devices: {{indices: [0]}}, instances: {{1g.10gb: 3, 4g.40gb: 1}}}}
+      - {{instances: {{1g.10gb: 1, 3g.40gb: 2}}}}
+"
+    );
+    lab.unplanned("sharing", || {
+        lab.kubectl_with_input(&["apply", "-f", "-"], &policy)
+            .and_then(|output| {
+                let said = String::from_utf8_lossy(&output.stderr).into_owned();
+                ensure!(output.status.success(), "apply {policy}: {said}");
+                Ok(())
+            })
+    })?;
+    eventually("the layouts are shown", LIMIT, || {
+        let status = lab.get(&["gpunodepolicy", "sharing"])?["status"].clone();
+        let layouts = status["preview"][0]["layouts"].as_array().cloned().unwrap_or_default();
+        let [fits, does_not] = &layouts[..] else {
+            bail!("its status is {status}");
+        };
+        ensure!(
+            *fits == json!({"gpus": [0], "now": "off", "then": "1g.10gb:3,4g.40gb:1"}),
+            "{fits}"
+        );
+        let why = does_not["message"].as_str().unwrap_or_default();
+        ensure!(
+            does_not["gpus"] == json!([1]) && does_not["then"].is_null(),
+            "the V100 stays as it is: {does_not}"
+        );
+        ensure!(why.contains("the nearest layout that fits is 3g.40gb:2"), "{why}");
+        Ok(())
+    })?;
+    ensure!(lab.driver_gpu(MIG_A100, 0)?.mig.is_none(), "nothing was done");
+    lab.kubectl(&["delete", "gpunodepolicy", "sharing"]).map(drop)
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! The layout that a group gives a GPU, if it can have it: checked against the tables of boards. On the node the driver decides.
 
-use super::observed::CountedLayout;
+use crate::mig_layouts::observed::CountedLayout;
 use gpunode_config::MigGroup;
 use gpunode_crds::GpuDevice;
 use gpunode_mig::{MigBoard, MigLayout, solve};
