@@ -3,7 +3,7 @@
 use super::{
     error::{DriverError, FailedCall, failed_in},
     lookup::{GpuAddress, find_gpu},
-    mig_state::{self, compute_profiles},
+    mig_state::{self, compute_profiles, largest},
     processes::every_process,
     raw::mig_instances::{self, GpuInstanceHandle},
     session::open,
@@ -275,15 +275,11 @@ fn found<'a>(device: &'a Device<'a>, gpu_instance: u32) -> Result<GpuInstanceHan
     mig_instances::gpu_instance(device, gpu_instance).map_err(failed_in("nvmlDeviceGetGpuInstanceById"))
 }
 
-/// Creates the compute instance that fills a GPU instance: of the profiles with most slices, the one with most
-/// multiprocessors, since some profiles leave a part to others.
+/// Creates the compute instance that fills a GPU instance.
 fn create_compute(device: &Device<'_>, gpu_instance: u32) -> Result<(), FailedCall> {
     let instance = found(device, gpu_instance)?;
     let profiles = compute_profiles(&instance)?;
-    let largest = profiles
-        .iter()
-        .max_by_key(|profile| (profile.slices, profile.multiprocessors, std::cmp::Reverse(profile.id)));
-    let largest = largest.ok_or(("nvmlGpuInstanceGetComputeInstanceProfileInfo", NvmlError::NotFound))?;
+    let largest = largest(&profiles).ok_or(("nvmlGpuInstanceGetComputeInstanceProfileInfo", NvmlError::NotFound))?;
     instance
         .create_compute_instance(largest.id)
         .map_err(failed_in("nvmlGpuInstanceCreateComputeInstance"))

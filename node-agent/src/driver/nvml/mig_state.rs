@@ -146,6 +146,7 @@ fn compute_instances(
     uuids: &BTreeMap<(u32, u32), String>,
 ) -> Result<Vec<ComputeInstance>, FailedCall> {
     let mut found = Vec::new();
+    let largest = largest(kinds).map(|profile| profile.id);
     for profile in kinds {
         let handles = handle
             .compute_instances(profile.id)
@@ -155,12 +156,20 @@ fn compute_instances(
             found.push(ComputeInstance {
                 id,
                 uuid: uuids.get(&(gpu_instance, id)).cloned(),
-                fills: profile.slices == slices,
+                fills: profile.slices == slices && Some(profile.id) == largest,
             });
         }
     }
     found.sort_by_key(|compute| compute.id);
     Ok(found)
+}
+
+/// Returns the kind of compute instance that fills a GPU instance: of those with most slices, the one with most multiprocessors, since
+/// some leave a part to others.
+pub fn largest(kinds: &[ComputeProfile]) -> Option<&ComputeProfile> {
+    kinds
+        .iter()
+        .max_by_key(|kind| (kind.slices, kind.multiprocessors, std::cmp::Reverse(kind.id)))
 }
 
 /// Returns the kinds of compute instances of a GPU instance.

@@ -41,6 +41,8 @@ pub struct MigProfile {
     pub memory_mib: u64,
     /// Streaming multiprocessors.
     pub multiprocessors: u32,
+    /// Streaming multiprocessors of an instance with one slice and no more.
+    pub multiprocessors_of_slice: u32,
     /// Engines.
     pub engines: Engines,
 }
@@ -217,6 +219,7 @@ impl Board {
                 starts: shape.starts,
                 memory_mib: *mib,
                 multiprocessors: *multiprocessors,
+                multiprocessors_of_slice: table.multiprocessors[0],
                 engines: *engines,
             })
             .collect()
@@ -224,8 +227,24 @@ impl Board {
 }
 
 impl MigProfile {
-    /// Returns the profiles of its compute instances.
+    /// Returns the profiles of its compute instances; the last one has all of it.
+    ///
+    /// A GPU instance with one slice and more multiprocessors than that has two of one slice: `NVML_COMPUTE_INSTANCE_PROFILE_1_SLICE`
+    /// leaves a part of them to others, and `1_SLICE_REV1` of `nvml.h` does not. Which boards have it is not published.
     pub fn compute_profiles(&self) -> Vec<ComputeProfile> {
+        if self.slices == 1 && self.multiprocessors > self.multiprocessors_of_slice {
+            let of = |name: String, kind: u32, multiprocessors: u32| ComputeProfile {
+                name,
+                kind,
+                slices: 1,
+                starts: vec![0],
+                multiprocessors,
+            };
+            return vec![
+                of(format!("1c.{}", self.name), 0, self.multiprocessors_of_slice),
+                of(self.name.clone(), 7, self.multiprocessors),
+            ];
+        }
         // `NVML_COMPUTE_INSTANCE_PROFILE_n_SLICE`.
         [(1, 0), (2, 1), (3, 2), (4, 3), (7, 4)]
             .into_iter()
@@ -287,6 +306,22 @@ mod tests {
                 assert_eq!(name, format!("{}g.{gb}gb", profile.slices), "{}", board.name);
             }
         }
+    }
+
+    #[test]
+    fn one_slice_with_more_multiprocessors_has_a_compute_instance_that_leaves_some() {
+        let board = Board::named("NVIDIA H100 80GB HBM3").unwrap();
+        let profiles = board.mig_profiles();
+        let double = profiles.iter().find(|profile| profile.name == "1g.20gb").unwrap();
+        let compute: Vec<_> = double
+            .compute_profiles()
+            .into_iter()
+            .map(|compute| (compute.name, compute.kind, compute.multiprocessors))
+            .collect();
+        assert_eq!(
+            compute,
+            [("1c.1g.20gb".to_owned(), 0, 16), ("1g.20gb".to_owned(), 7, 26)]
+        );
     }
 
     #[test]

@@ -300,6 +300,22 @@ fn of_compute_instances_that_fill_an_instance_the_largest_is_created() {
 }
 
 #[test]
+#[ignore = "needs root: make test"]
+fn of_compute_instances_with_one_slice_the_one_with_most_multiprocessors_fills_an_instance() {
+    let driver = with_instances(H100, "1c.1g.20gb");
+    let multiprocessors = || {
+        let devices = driver.read(Path::new("/nowhere")).inventory.gpus[0].mig_devices.clone();
+        devices.iter().map(|mig| mig.facts.multiprocessors).collect::<Vec<_>>()
+    };
+    assert_eq!(multiprocessors(), [Some(16)]);
+    let before = state(&driver);
+    assert!(!is_whole(&before), "others may have the rest");
+    let (steps, ended) = change(&driver, &layout(&before.geometry, &[("1g.20gb", 0)]));
+    assert!(matches!(ended, Ok(ChangeEnd::Done)), "{steps:?}: {ended:?}");
+    assert_eq!((multiprocessors(), is_whole(&state(&driver))), (vec![Some(26)], true));
+}
+
+#[test]
 fn a_mig_device_that_has_just_gone_does_not_keep_the_rest_from_being_read() {
     let driver = with_instances(A100, "1g.10gb, 3g.40gb");
     for call in ["nvmlDeviceGetUUID", "nvmlDeviceGetGpuInstanceId"] {
