@@ -102,7 +102,7 @@ pub enum MigReason {
     DrainTimedOut,
     /// The driver answered with an error.
     DriverError,
-    /// The layout from before is back after errors of the driver.
+    /// The layout from before is back: after errors of the driver, or since something kept the change from its end.
     RolledBack,
 }
 

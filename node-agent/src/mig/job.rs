@@ -268,12 +268,16 @@ impl MigJob {
     fn note_done(&self, file: &mut RecordFile) -> Result<(), JobError> {
         self.update(file, |record| {
             (record.applied, record.run) = (Some(self.work.layout.clone()), self.run.clone());
-            (record.change, record.restore_failure) = (None, None);
-            match (&mut record.failure, self.work.kind) {
-                (Some(failure), MigWorkKind::RollBack) => failure.rolled_back = true,
+            let change = record.change.take();
+            record.restore_failure = None;
+            match self.work.kind {
+                MigWorkKind::RollBack => {
+                    let (hash, before) = (&self.work.hash, record.failure.take());
+                    record.failure = Some(MigFailure::rolled_back(hash, before, change.as_ref(), Timestamp::now()));
+                }
                 // A layout that is back says nothing about one that was refused.
-                (_, MigWorkKind::Restore) => {}
-                (failure, _) => *failure = None,
+                MigWorkKind::Restore => {}
+                _ => record.failure = None,
             }
         })
     }

@@ -258,6 +258,7 @@ impl<'a> AgentState<'a> {
             hash,
             // Without an operator, a change is its own approval.
             approved: approval.is_some() || self.saved_config.is_none(),
+            is_drained: news.change.prepares(hash),
             failed_drain: failed_drain.as_ref(),
             records: records.filter(|_| self.assignments.is_some()),
             now,

@@ -52,6 +52,8 @@ pub struct LayoutInputs<'a> {
     pub hash: &'a str,
     /// True if its layouts are approved.
     pub approved: bool,
+    /// True while pods are evicted for them.
+    pub is_drained: bool,
     /// Failure of the last drain for this configuration, until the next one begins.
     pub failed_drain: Option<&'a FailedDrain>,
     /// Records of the GPUs; none before they are read.
@@ -150,6 +152,7 @@ impl NodeLayouts {
                 usage: &usage,
                 fault: fault.as_deref(),
                 approved: inputs.approved,
+                is_drained: inputs.is_drained,
                 failed_drain: inputs.failed_drain,
                 record,
                 run: &inputs.hardware.run,
@@ -386,6 +389,7 @@ mod tests {
             health,
             hash: "one",
             approved,
+            is_drained: false,
             failed_drain: None,
             records: Some(&MigRecords::new()),
             now: at(second),
@@ -586,6 +590,7 @@ mod tests {
                 health: &NodeHealth::default(),
                 hash: "one",
                 approved: false,
+                is_drained: false,
                 failed_drain: None,
                 records: Some(records),
                 now: at(second),

@@ -22,6 +22,18 @@ pub struct AttemptHistory {
     misses: u32,
     /// Those of them that were blocked after a check that was clear.
     refusals: u32,
+    stuck: Option<StuckChange>,
+}
+
+/// A change that something keeps from its end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StuckChange {
+    /// Hash of the configuration that wants it.
+    hash: String,
+    /// Time of the first attempt that was blocked.
+    pub since: Timestamp,
+    /// Names of what is in the way, as of the last attempt.
+    pub message: String,
 }
 
 /// An attempt that is over.
@@ -58,12 +70,37 @@ impl AttemptHistory {
         self.misses += u32::from(is_miss(result));
         let is_refused = matches!(result, AttemptResult::Blocked { .. }) && work.kind != MigWorkKind::Check;
         self.refusals += u32::from(is_refused);
+        self.observe_stuck(work, result, now);
         self.running = None;
         self.last = Some(EndedAttempt {
             work: work.clone(),
             result: result.clone(),
             at: now,
         });
+    }
+
+    /// A way back that is blocked as well, and an error of the driver, leave the change stuck.
+    fn observe_stuck(&mut self, work: &MigWork, result: &AttemptResult, now: Timestamp) {
+        match (work.kind, result) {
+            (MigWorkKind::Apply, AttemptResult::Blocked { message, .. }) => {
+                let before = self.stuck.take().filter(|stuck| stuck.hash == work.hash);
+                self.stuck = Some(StuckChange {
+                    hash: work.hash.clone(),
+                    since: before.map_or(now, |stuck| stuck.since),
+                    message: message.clone(),
+                });
+            }
+            (
+                MigWorkKind::Apply | MigWorkKind::RollBack,
+                AttemptResult::Blocked { .. } | AttemptResult::Failed { .. },
+            ) => {}
+            _ => self.stuck = None,
+        }
+    }
+
+    /// Returns the change for the configuration with this hash if something keeps it from its end.
+    pub(super) fn stuck(&self, hash: &str) -> Option<&StuckChange> {
+        self.stuck.as_ref().filter(|stuck| stuck.hash == hash)
     }
 
     /// Returns the work that is under way.
@@ -136,6 +173,7 @@ mod tests {
                 hash: hash.to_owned(),
                 layout: GpuLayout::default(),
                 kind: MigWorkKind::Check,
+                gives_up: None,
             },
             result,
         }
@@ -162,6 +200,28 @@ mod tests {
             .map(|count| retry_after_failures(at(0), count).as_second())
             .collect();
         assert_eq!(failures, [10, 20, 40, 80, 160, 300, 300]);
+    }
+
+    #[test]
+    fn change_is_stuck_since_the_first_of_the_attempts_in_a_row_that_were_blocked() {
+        let mut history = AttemptHistory::default();
+        let mut observe = |kind, result: AttemptResult, second| {
+            let mut attempt = attempt("one", result);
+            attempt.work.kind = kind;
+            history.observe(Some(&attempt), true, at(second));
+            history.stuck("one").map(|stuck| stuck.since.as_second())
+        };
+        let failed = || AttemptResult::Failed {
+            message: "error".to_owned(),
+        };
+        assert_eq!(observe(MigWorkKind::Check, blocked(), 1), None, "nothing has begun");
+        assert_eq!(observe(MigWorkKind::Apply, blocked(), 2), Some(2));
+        assert_eq!(observe(MigWorkKind::Apply, failed(), 3), Some(2));
+        assert_eq!(observe(MigWorkKind::Apply, blocked(), 4), Some(2));
+        assert_eq!(observe(MigWorkKind::RollBack, blocked(), 5), Some(2));
+        assert_eq!(observe(MigWorkKind::RollBack, AttemptResult::Done, 6), None);
+        assert_eq!(observe(MigWorkKind::Apply, blocked(), 7), Some(7));
+        assert_eq!(history.stuck("two"), None);
     }
 
     #[test]

@@ -19,6 +19,9 @@ use std::collections::{BTreeMap, BTreeSet};
 const MAX_ATTEMPTS: u32 = 3;
 /// Time for the calls of a change, after which the driver counts as hanging. A reset for a mode takes seconds.
 const MAX_CALLS: SignedDuration = SignedDuration::from_mins(5);
+/// Time for which something may keep a change from its end that has begun. Then the GPU goes back to its layout from before: less
+/// than the default of `rollout.progressDeadline`, so that its rollout tells the reason.
+const MAX_BLOCKED: SignedDuration = SignedDuration::from_mins(5);
 /// Time after a change for a reading of the GPU that shows it.
 const READING: SignedDuration = SignedDuration::from_secs(10);
 /// Most names in a message.
@@ -39,6 +42,8 @@ pub struct MigInputs<'a> {
     pub fault: Option<&'a str>,
     /// True if the GPU may be changed to the layout of this configuration.
     pub approved: bool,
+    /// True while pods are evicted for the change.
+    pub is_drained: bool,
     /// Failure of the last drain for this configuration, until the next one begins.
     pub failed_drain: Option<&'a FailedDrain>,
     /// Record of the GPU.
@@ -124,6 +129,7 @@ pub fn forget(gpu: &str, attempts: &AttemptHistory, now: Timestamp) -> MigDecisi
         hash: String::new(),
         layout: GpuLayout::default(),
         kind: MigWorkKind::Forget,
+        gives_up: None,
     };
     let failed = |last: &&EndedAttempt| last.work == work && last.result != AttemptResult::Done;
     let at = attempts.last().filter(failed).map(|last| attempts.retry_at(last));
@@ -323,11 +329,12 @@ impl GpuCase<'_> {
         let is_of_configuration = change.hash == self.inputs.hash || self.inputs.target.is_none();
         let other = (!is_of_configuration).then(|| self.arranged()).flatten();
         let own = change.hash.as_str();
+        let gives_up = change.gives_up.clone().or_else(|| self.hopeless(change));
         let (kind, hash, layout) = match &other {
             Some(layout) if self.inputs.approved => (MigWorkKind::Apply, self.inputs.hash, layout.clone()),
             // There is no layout from before to go back to.
             _ if change.restores => (MigWorkKind::Restore, own, change.wanted.clone()),
-            _ if change.rolls_back || self.attempts(own) >= MAX_ATTEMPTS => {
+            _ if change.rolls_back || gives_up.is_some() || self.attempts(own) >= MAX_ATTEMPTS => {
                 (MigWorkKind::RollBack, own, change.before.clone())
             }
             _ => (MigWorkKind::Apply, own, change.wanted.clone()),
@@ -342,11 +349,19 @@ impl GpuCase<'_> {
             decision.is_restored = is_restored && obstruction.is_unknown;
             return decision;
         }
-        let work = self.work(kind, hash, layout.clone());
+        let gives_up = gives_up.filter(|_| kind == MigWorkKind::RollBack);
+        let work = MigWork {
+            gives_up: gives_up.clone(),
+            ..self.work(kind, hash, layout.clone())
+        };
         let failure = self.failure_of(kind, hash);
-        let mut decision = match failure {
-            Some(failure) => self.failed_work(kind, hold, failure),
-            None => self.decision(hold, MigPhase::Applying, None, self.next_text(&layout)),
+        let mut decision = match (failure, &gives_up) {
+            (failure, Some(why)) if failure.is_none_or(|failure| failure.attempts < MAX_ATTEMPTS) => {
+                let message = format!("goes back to the layout from before: {}", kept_from_its_end(why));
+                self.decision(hold, MigPhase::Applying, None, message)
+            }
+            (Some(failure), _) => self.failed_work(kind, hold, failure),
+            (None, _) => self.decision(hold, MigPhase::Applying, None, self.next_text(&layout)),
         };
         let last = self.inputs.attempts.last_at(hash, &layout);
         match last.map(|last| (last, &last.result)) {
@@ -354,7 +369,12 @@ impl GpuCase<'_> {
                 decision = self.reboot_required(decision.hold, message.clone());
             }
             Some((last, AttemptResult::Blocked { reason, message })) => {
-                decision = self.blocked(decision.hold, *reason, message.clone());
+                let message = if kind == MigWorkKind::RollBack {
+                    format!("cannot go back to the layout from before yet: {message}")
+                } else {
+                    message.clone()
+                };
+                decision = self.blocked(decision.hold, *reason, message);
                 self.retry(&mut decision, work, self.inputs.attempts.retry_at(last));
             }
             Some((last, AttemptResult::Failed { message })) if failure.is_none() => {
@@ -373,6 +393,17 @@ impl GpuCase<'_> {
             Some(other) if !self.inputs.approved => self.or_await(decision, &other),
             _ => decision,
         }
+    }
+
+    /// Returns what has kept a change from its end for so long that it goes back; none while there is hope. Pods that are evicted for
+    /// it may be just what is in the way.
+    fn hopeless(&self, change: &ChangeRecord) -> Option<String> {
+        let attempts = self.inputs.attempts;
+        let goes_back = |last: &EndedAttempt| last.work.kind == MigWorkKind::RollBack && last.work.hash == change.hash;
+        let has_hope = self.inputs.is_drained && !attempts.last().is_some_and(goes_back);
+        let stuck = attempts.stuck(&change.hash).filter(|_| !has_hope)?;
+        let age = self.inputs.now.duration_since(stuck.since);
+        (age >= MAX_BLOCKED).then(|| stuck.message.clone())
     }
 
     /// Lets a change that does not get on await the approval of another layout, and tries it meanwhile.
@@ -729,7 +760,12 @@ impl GpuCase<'_> {
 
     fn failed(&self, hold: DeviceHold, failure: &MigFailure) -> MigDecision {
         let MigFailure { attempts, message, .. } = failure;
-        let message = if failure.rolled_back {
+        let message = if failure.rolled_back && *attempts < MAX_ATTEMPTS {
+            format!(
+                "the GPU has its layout from before again: {}; end that, and change devicePlugin in the policy, to try again",
+                kept_from_its_end(message)
+            )
+        } else if failure.rolled_back {
             format!(
                 "the GPU has its layout from before again, after {attempts} attempts: {message}; repair the GPU, or change \
                  devicePlugin in the policy, to try again"
@@ -771,7 +807,7 @@ impl GpuCase<'_> {
     /// Returns the failure of a configuration.
     fn failure(&self, hash: &str) -> Option<&MigFailure> {
         let failure = self.inputs.record?.failure.as_ref()?;
-        (failure.hash == hash && failure.attempts > 0).then_some(failure)
+        (failure.hash == hash && (failure.attempts > 0 || failure.rolled_back)).then_some(failure)
     }
 
     /// Returns the failure of work. Those of a restore count apart: they say nothing about a layout of the configuration.
@@ -797,6 +833,7 @@ impl GpuCase<'_> {
             hash: hash.to_owned(),
             layout,
             kind,
+            gives_up: None,
         }
     }
 
@@ -866,6 +903,11 @@ impl GpuCase<'_> {
 
 fn changes_the_gpu(kind: MigWorkKind) -> bool {
     matches!(kind, MigWorkKind::Apply | MigWorkKind::Restore | MigWorkKind::RollBack)
+}
+
+fn kept_from_its_end(why: &str) -> String {
+    let minutes = MAX_BLOCKED.as_mins();
+    format!("for over {minutes} minutes something kept the change from its end: {why}")
 }
 
 /// Lists names, at most [`MAX_NAMES`].

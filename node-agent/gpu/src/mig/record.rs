@@ -49,6 +49,9 @@ pub struct ChangeRecord {
     /// Instances that it wanted before it went to another layout.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub passed: Vec<PlacedInstance>,
+    /// Names of what kept it from its end, if it goes back for that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gives_up: Option<String>,
 }
 
 impl MigRecord {
@@ -79,6 +82,10 @@ impl ChangeRecord {
             rolls_back: work.kind == MigWorkKind::RollBack,
             restores,
             passed: begun.map(|begun| begun.passed_before(&work.layout)).unwrap_or_default(),
+            gives_up: work
+                .gives_up
+                .clone()
+                .or_else(|| begun.filter(|_| work.kind == MigWorkKind::RollBack)?.gives_up.clone()),
         }
     }
 
@@ -100,17 +107,35 @@ impl ChangeRecord {
     }
 }
 
+impl MigFailure {
+    /// Returns the failure once the layout from before is back: that of the attempts with the configuration, or what kept the change
+    /// from its end.
+    pub fn rolled_back(hash: &str, before: Option<Self>, change: Option<&ChangeRecord>, now: Timestamp) -> Self {
+        let failure = before.filter(|failure| failure.hash == hash).unwrap_or_else(|| Self {
+            hash: hash.to_owned(),
+            at: now,
+            ..Self::default()
+        });
+        let gives_up = change.and_then(|change| change.gives_up.clone());
+        Self {
+            rolled_back: true,
+            message: gives_up.unwrap_or(failure.message),
+            ..failure
+        }
+    }
+}
+
 /// Failed attempts.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MigFailure {
     /// Hash of the configuration.
     pub hash: String,
-    /// Number of attempts.
+    /// Number of attempts that the driver answered with an error.
     pub attempts: u32,
     /// Time of the last one.
     pub at: Timestamp,
-    /// The driver's answer.
+    /// The driver's answer, or what kept the change from its end.
     pub message: String,
     /// True if the layout from before is back.
     pub rolled_back: bool,

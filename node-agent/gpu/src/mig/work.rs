@@ -14,6 +14,8 @@ pub struct MigWork {
     pub layout: GpuLayout,
     /// Kind of work.
     pub kind: MigWorkKind,
+    /// Names of what kept the change from its end, if it goes back for that.
+    pub gives_up: Option<String>,
 }
 
 /// Kinds of work on a GPU.

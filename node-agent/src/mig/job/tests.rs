@@ -130,6 +130,7 @@ impl TestNode {
             hash: "hash".to_owned(),
             layout: layout.clone(),
             kind,
+            gives_up: None,
         }
     }
 
@@ -150,8 +151,12 @@ impl TestNode {
     }
 
     fn change(&self, kind: MigWorkKind, layout: &GpuLayout) -> AttemptResult {
+        self.carry_out(&self.job(kind, layout))
+    }
+
+    fn carry_out(&self, job: &MigJob) -> AttemptResult {
         let call = self.roots.calls.begin().unwrap();
-        self.job(kind, layout).change(&mut self.records(), &call)
+        job.change(&mut self.records(), &call)
     }
 }
 
@@ -449,6 +454,32 @@ fn a_virtual_machine_keeps_its_instances_until_the_boot_that_turns_mig_off() {
     node.faults().update_gpu(0, |gpu| gpu.mig_mode_stays = true).unwrap();
     failed_with(node.change(MigWorkKind::Apply, &GpuLayout::default()));
     assert_eq!(node.state().instances.len(), 2);
+}
+
+#[test]
+#[ignore = "needs root: make test"]
+fn a_change_that_a_handle_keeps_from_its_end_goes_back_and_says_why() {
+    let (node, first, wanted) = with_two_halves(A100);
+    let before = node.state().layout();
+    let handle = OpenHandle {
+        program: "dcgm".to_owned(),
+        gpu_instance: Some(first.id),
+        compute_instance: None,
+    };
+    node.faults().set_open_handles(0, vec![handle]).unwrap();
+    blocked_for(&node.change(MigWorkKind::Apply, &wanted), MigReason::InUse);
+    assert!(!node.state().instances[0].is_whole(), "it is half done");
+    let mut job = node.job(MigWorkKind::RollBack, &before);
+    job.work.gives_up = Some("a handle of dcgm".to_owned());
+    assert_eq!(node.carry_out(&job), AttemptResult::Done);
+    assert_eq!(node.state().layout(), before);
+    let record = node.record();
+    assert_eq!((record.applied, record.change), (Some(before), None));
+    let failure = record.failure.unwrap();
+    assert_eq!(
+        (failure.rolled_back, failure.attempts, failure.message.as_str()),
+        (true, 0, "a handle of dcgm")
+    );
 }
 
 #[test]

@@ -4,7 +4,7 @@ use crate::{
     gpu_node::{
         change::{GpuNodeChange, unused_second},
         drain::{approved_change, begun_drain, drain_stage, next_change},
-        mig_progress::{awaits_approval, blocked_gpus},
+        mig_progress::{awaits_approval, blocked_gpus, failed_change, has_phase},
         progress_messages::{mig_manager_is_there, unknown_fields, unreadable_version},
         requests::initial_requests,
     },
@@ -16,7 +16,8 @@ use crate::{
 };
 use gpunode_config::CONFIG_VERSION;
 use gpunode_crds::{
-    Configuration, ConfigurationStep, GpuNode, GpuNodeSpec, GpuNodeStatus, MAX_FAILED_MESSAGE, NodeWaiting, Reason,
+    Configuration, ConfigurationStep, GpuNode, GpuNodeSpec, GpuNodeStatus, MAX_FAILED_MESSAGE, MigPhase, NodeWaiting,
+    Reason,
 };
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{OwnerReference, Time};
@@ -224,9 +225,10 @@ fn loses_change(
     stage: Option<&RolloutStage>,
     context: NodeContext<'_>,
 ) -> bool {
-    // The memory of a drain that failed outlives an outage, of the node and of its agent.
-    let is_known = !context.is_down() && !gpu_node.is_silent();
-    let may_end = gpu_node.preparation().is_some() || (gpu_node.failed_drain().is_some() && is_known);
+    // The memory of a drain that failed outlives an outage, of the node and of its agent, and the change of MIG that goes back then.
+    let goes_back = |status| has_phase(status, MigPhase::Applying) || failed_change(status).is_some();
+    let is_over = !context.is_down() && !gpu_node.is_silent() && !gpu_node.status().is_some_and(goes_back);
+    let may_end = gpu_node.preparation().is_some() || (gpu_node.failed_drain().is_some() && is_over);
     if may_end && drain_stage(policy, context).is_none() {
         return true;
     }
@@ -268,14 +270,17 @@ pub fn withdraw_ignored(gpu_node: &GpuNodeFacts, policy: &Policy, stage: Option<
     }
 }
 
-/// Returns the step of a node that failed, or the approved change that did, with the reason; what is recorded stays.
+/// Returns the step of a node that failed, or its last change that did, with the reason; what is recorded stays.
 fn failed_step(gpu_node: &GpuNodeFacts, policy: &Policy, why: &str) -> Option<ConfigurationStep> {
     let unfinished = gpu_node.unfinished_step();
     if unfinished.is_some_and(|step| step.failed.is_some()) {
         return gpu_node.step.clone();
     }
-    let approved = || gpu_node.unfinished_approval().map(|approval| approval.since.clone());
-    let started_at = unfinished.map(|step| step.started_at.clone()).or_else(approved)?;
+    let changed = || {
+        let change = gpu_node.unfinished_approval().or(gpu_node.failed_drain());
+        change.map(|change| change.since.clone())
+    };
+    let started_at = unfinished.map(|step| step.started_at.clone()).or_else(changed)?;
     Some(ConfigurationStep {
         started_at,
         generation: unfinished.map_or(policy.generation, |step| step.generation),

@@ -37,6 +37,11 @@ pub fn failed_change(status: &GpuNodeStatus) -> Option<String> {
     problem(status, is_failed)
 }
 
+/// Describes the first GPU that went back to its layout from before; none if no GPU did.
+pub fn rolled_back(status: &GpuNodeStatus) -> Option<String> {
+    problem(status, |mig| mig.reason == Some(MigReason::RolledBack))
+}
+
 /// A change that is not tried again is as much a failure as one that is.
 fn is_failed(mig: &MigStatus) -> bool {
     let has_ended = matches!(mig.reason, Some(MigReason::RolledBack | MigReason::DriverError));

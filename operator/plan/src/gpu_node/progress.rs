@@ -7,7 +7,7 @@ use crate::{
     gpu_node::{
         configuration::{configuration_obstacle, desired_configuration},
         drain::{DrainStage, drain_stage},
-        mig_progress::{awaits_approval, failed_change, has_phase, mig_failure, unfinished_change},
+        mig_progress::{awaits_approval, failed_change, has_phase, mig_failure, rolled_back, unfinished_change},
         progress_messages::{
             INVALID_CONFIGURATION, NO_DEVICE_PLUGIN, NO_READY_CONDITION, NODE_NOT_READY, OTHER_CONFIGURATION, RELEASED,
             deadline_exceeded, hand_over_pending, not_allocatable,
@@ -120,6 +120,14 @@ pub fn rollout_stage(governing: &Policy, context: NodeContext<'_>) -> Option<(Ro
         && let Some(stage) = approved_stage(&outcome, is_desired, deadline, context)
     {
         return Some(stage);
+    }
+    // The drain that failed was in the place of the approval, and the agent went back from what it had begun.
+    if is_desired
+        && gpu_node.failed_drain().is_some()
+        && let Some(message) = context.status().and_then(rolled_back)
+    {
+        let why = format!("{}: {message}", Reason::MigFailed.as_str());
+        return Some((RolloutStage::Stopped(why), None));
     }
     let works = outcome == PolicyOutcome::Ready && !has_failed_gpu;
     let awaits_approval = awaits_approval(context);

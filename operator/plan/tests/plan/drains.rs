@@ -482,13 +482,55 @@ fn handle_that_only_the_driver_knows_turns_the_approval_into_a_drain() {
     assert_eq!(node.evicted(&plan), ["ops/dcgm-1"]);
     node.report("Applying", &[], 0);
     let plan = node.step(2);
-    assert_eq!((plan.stage, node.state()), (Some(RolloutStage::Stepping), None));
-    let plan = node.step(2);
     assert_eq!(
-        (plan.stage, node.has_taint()),
-        (Some(RolloutStage::Stepping), false),
+        (plan.stage, node.state(), node.has_taint()),
+        (Some(RolloutStage::Stepping), Some(ChangeState::Approved), true),
         "it still changes"
     );
+}
+
+/// A node with a change in its midst, for which a drain has begun in the place of the approval.
+fn drained_in_the_midst() -> Drained {
+    let mut node = Drained::new(&[]);
+    node.report("AwaitingApproval", &[], 0);
+    node.carry_out(RolloutPermit::Granted, 0);
+    node.report("Blocked/InUse", &[], 0);
+    node.step(1);
+    assert_eq!(node.state(), Some(ChangeState::Prepare));
+    node
+}
+
+#[test]
+fn change_that_fails_during_a_drain_stops_the_rollout() {
+    let mut node = drained_in_the_midst();
+    node.report("Failed/DriverError", &[], 0);
+    node.step(2);
+    assert_eq!(node.state(), Some(ChangeState::Approved));
+    let stopped = node.step(2);
+    assert!(matches!(&stopped.stage, Some(RolloutStage::Stopped(_))), "{stopped:?}");
+}
+
+#[test]
+fn change_that_goes_back_after_its_drain_failed_stops_the_rollout_for_good() {
+    let mut node = drained_in_the_midst();
+    node.step(6);
+    assert_eq!(node.state(), Some(ChangeState::Failed));
+    node.report("Applying", &[], 0);
+    let back = node.step(7);
+    assert_eq!(back.stage, Some(RolloutStage::Stepping), "it goes back");
+    node.report("Failed/RolledBack", &[], 1);
+    node.allocatable("1");
+    let expected = Some(RolloutStage::Stopped("MigFailed: GPU 0: m".to_owned()));
+    for minutes in [8, 8, 9, 600] {
+        let plan = node.step(minutes);
+        assert_eq!(plan.stage, expected, "after {minutes} minutes");
+    }
+    let step = node.world.gpu_node.as_ref().unwrap().spec.step.as_ref();
+    assert_eq!(step.unwrap().failed.as_deref(), Some("MigFailed: GPU 0: m"));
+    assert!(!node.has_taint());
+    node.report("Applied", &[], 1);
+    node.step(601);
+    assert_eq!(node.state(), None, "somebody has mended it");
 }
 
 #[test]

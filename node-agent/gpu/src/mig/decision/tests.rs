@@ -97,6 +97,7 @@ struct Case {
     usage: UsedDevices,
     fault: Option<&'static str>,
     approved: bool,
+    is_drained: bool,
     record: Option<MigRecord>,
     attempts: AttemptHistory,
     now: Timestamp,
@@ -113,6 +114,7 @@ impl Case {
             },
             fault: None,
             approved: false,
+            is_drained: false,
             record: None,
             attempts: AttemptHistory::default(),
             now: at(100),
@@ -141,6 +143,7 @@ impl Case {
             usage: &self.usage,
             fault: self.fault,
             approved: self.approved,
+            is_drained: self.is_drained,
             failed_drain: None,
             record: self.record.as_ref(),
             run: &run("first"),
@@ -252,6 +255,7 @@ fn begin(kind: MigWorkKind, layout: GpuLayout, begun: Option<&ChangeRecord>, gpu
         hash: HASH.to_owned(),
         layout,
         kind,
+        gives_up: None,
     };
     ChangeRecord::begin(&work, begun, gpu.mig_state.as_ref().unwrap())
 }
@@ -792,6 +796,102 @@ fn failed_change_is_tried_thrice_and_then_taken_back() {
     assert_eq!(back.decide().unwrap().progress.attempts, 3);
     back.record.as_mut().unwrap().failure.as_mut().unwrap().hash = "other".to_owned();
     assert!(back.decided().starts_with("Waiting holds 1g.10gb@4 1g.10gb@5 Check"));
+}
+
+/// A change in its midst that was blocked a first time, and again so many seconds later.
+fn stuck_for(seconds: i64) -> Case {
+    let case = half_done()
+        .recorded(begun(None))
+        .answer(0, blocked("leaked handle"))
+        .answer(2, blocked("dcgm"));
+    Case {
+        now: at(100 + seconds),
+        ..case
+    }
+}
+
+#[test]
+fn change_that_something_keeps_from_its_end_goes_back_after_five_minutes() {
+    let (apply, roll_back) = (
+        "Apply [4g.40gb@0 1g.10gb@6 2g.20gb@4]",
+        "RollBack [4g.40gb@0 1g.10gb@4 1g.10gb@5 1g.10gb@6]",
+    );
+    assert_eq!(stuck_for(299).decided(), format!("Blocked/InUse {apply}"));
+    let mut back = stuck_for(300);
+    assert_eq!(back.decided(), format!("Applying {roll_back}"));
+    let why = "for over 5 minutes something kept the change from its end: dcgm";
+    assert_eq!(back.message(), format!("goes back to the layout from before: {why}"));
+    back.is_drained = true;
+    assert_eq!(
+        back.decided(),
+        format!("Blocked/InUse {apply}"),
+        "pods that are evicted may be in the way"
+    );
+    back.is_drained = false;
+    let mut back = back.answer(300, blocked("leaked handle"));
+    back.is_drained = true;
+    assert_eq!(back.decided(), "Blocked/InUse again at 302", "it does not alternate");
+    assert_eq!(
+        back.message(),
+        "cannot go back to the layout from before yet: leaked handle"
+    );
+    back.now = at(402);
+    assert_eq!(back.decided(), format!("Blocked/InUse {roll_back}"));
+    let back = back.answer(
+        302,
+        AttemptResult::Failed {
+            message: "save the MIG record".to_owned(),
+        },
+    );
+    assert_eq!(
+        back.decided(),
+        "Failed/DriverError again at 322",
+        "its record was not saved"
+    );
+}
+
+#[test]
+fn way_back_is_kept_with_its_reason_across_a_restart() {
+    let case = stuck_for(300);
+    let work = case.decide().unwrap().work.unwrap();
+    let before = case.record.as_ref().and_then(|record| record.change.as_ref());
+    let going_back = ChangeRecord::begin(&work, before, case.gpu.mig_state.as_ref().unwrap());
+    let mut record = case.record.clone().unwrap();
+    record.change = Some(going_back.clone());
+    let restarted = half_done().recorded(record.clone());
+    assert_eq!(
+        restarted.decided(),
+        "Applying RollBack [4g.40gb@0 1g.10gb@4 1g.10gb@5 1g.10gb@6]"
+    );
+    assert_eq!(restarted.message(), case.message());
+
+    // Errors from before it was blocked are not the reason.
+    let failure = begun(Some((2, 0))).failure;
+    record.failure = Some(MigFailure::rolled_back(HASH, failure, Some(&going_back), at(400)));
+    record.change = None;
+    let back = change().recorded(record);
+    assert_eq!(back.decided(), "Failed/RolledBack");
+    assert_eq!(
+        back.message(),
+        "the GPU has its layout from before again: for over 5 minutes something kept the change from its end: dcgm; end that, \
+         and change devicePlugin in the policy, to try again"
+    );
+}
+
+#[test]
+fn layout_that_is_made_again_after_a_boot_is_never_given_up_for_what_blocks_it() {
+    let mut record = begun(None);
+    let change = record.change.as_mut().unwrap();
+    (change.restores, change.before) = (true, change.wanted.clone());
+    let case = half_done()
+        .recorded(record)
+        .answer(0, blocked("dcgm"))
+        .answer(2, blocked("dcgm"));
+    let case = Case { now: at(1000), ..case };
+    assert_eq!(
+        case.decided(),
+        "Blocked/InUse holds GPU Restore [4g.40gb@0 1g.10gb@6 2g.20gb@4]"
+    );
 }
 
 #[test]

@@ -27,6 +27,8 @@ enum Event {
     /// Something that is no container comes, or goes.
     Process(bool),
     Approve(bool),
+    /// Pods are evicted for the change.
+    Drain(bool),
     Configure(usize),
     /// The agent is killed and starts again.
     Kill,
@@ -62,6 +64,7 @@ struct World {
     has_process: bool,
     fails: bool,
     approved: bool,
+    is_drained: bool,
     config: usize,
     record: Option<MigRecord>,
     attempts: AttemptHistory,
@@ -98,10 +101,11 @@ fn any_event() -> impl Strategy<Value = Event> {
         2 => Just(Event::Fail),
         1 => any::<bool>().prop_map(Event::Process),
         4 => proptest::bool::weighted(0.8).prop_map(Event::Approve),
+        1 => any::<bool>().prop_map(Event::Drain),
         2 => (0..configs().len()).prop_map(Event::Configure),
         1 => Just(Event::Kill),
         1 => Just(Event::Reboot),
-        4 => proptest::sample::select(vec![1, 3, 10, 60]).prop_map(Event::Wait),
+        4 => proptest::sample::select(vec![1, 3, 10, 60, 400]).prop_map(Event::Wait),
         1 => any::<bool>().prop_map(Event::Divide),
     ]
 }
@@ -119,6 +123,7 @@ impl World {
             has_process: false,
             fails: false,
             approved: false,
+            is_drained: false,
             config: 0,
             record: None,
             attempts: AttemptHistory::default(),
@@ -164,6 +169,7 @@ impl World {
             usage: &self.usage(),
             fault: None,
             approved: self.approved,
+            is_drained: self.is_drained,
             failed_drain: None,
             record: self.record.as_ref(),
             run: &self.run(),
@@ -296,12 +302,15 @@ impl World {
             return self.end(failed_result());
         }
         let Some(step) = step else {
-            (record.run, record.applied, record.change) = (run, Some(work.layout.clone()), None);
+            let change = record.change.take();
+            (record.run, record.applied) = (run, Some(work.layout.clone()));
             record.restore_failure = None;
-            record.failure = record.failure.take().filter(|_| work.kind != MigWorkKind::Apply);
-            if let Some(failure) = &mut record.failure {
-                failure.rolled_back |= work.kind == MigWorkKind::RollBack;
-            }
+            let failure = record.failure.take();
+            record.failure = match work.kind {
+                MigWorkKind::RollBack => Some(MigFailure::rolled_back(&work.hash, failure, change.as_ref(), now)),
+                MigWorkKind::Restore => failure,
+                _ => None,
+            };
             let kept = self.task.as_ref().map(|task| task.kept.clone()).unwrap_or_default();
             for (placed, uuid) in kept {
                 let instance = self.state().instance(&placed).unwrap();
@@ -526,6 +535,7 @@ impl World {
             Event::Fail => self.fails = true,
             Event::Process(comes) => self.has_process = *comes,
             Event::Approve(given) => self.approved = *given,
+            Event::Drain(begins) => self.is_drained = *begins,
             Event::Configure(config) => self.config = *config,
             Event::Kill => self.restart(),
             Event::Reboot => self.reboot(),
@@ -541,7 +551,7 @@ impl World {
 
     /// Lets everything go on that needs nobody, and returns the phase at the end; none without a layout.
     fn rest(&mut self) -> Option<MigPhase> {
-        (self.has_process, self.fails, self.approved) = (false, false, true);
+        (self.has_process, self.fails, self.approved, self.is_drained) = (false, false, true, false);
         for _ in 0..ROUNDS_TO_REST {
             self.read = self.gpu.clone();
             self.decide();
