@@ -8,8 +8,8 @@ use globset::Glob;
 pub struct SelectableGpu<'a> {
     /// NVML index.
     pub index: u32,
-    /// UUID, such as `GPU-0c1b5e0a-...`.
-    pub uuid: &'a str,
+    /// UUID, such as `GPU-0c1b5e0a-...`; none if nobody knows it.
+    pub uuid: Option<&'a str>,
     /// Product name in label form.
     pub product: &'a str,
     /// PCI device in the high and vendor in the low 16 bits, such as `0x20B2_10DE`. Several if it has one of them, and
@@ -24,7 +24,7 @@ pub enum GroupChoice<'a> {
     None,
     /// The first that does, with its place in the layout.
     Group(usize, &'a MigGroup),
-    /// A group selects by PCI id, which is not known well enough to tell.
+    /// A group selects by UUID or PCI id, which is not known well enough to tell.
     Unknown,
 }
 
@@ -46,7 +46,7 @@ impl<'a> GroupChoice<'a> {
     }
 }
 
-/// Returns none where the PCI id decides, and is not known well enough.
+/// Returns none where the UUID or the PCI id decides, and is not known well enough.
 fn selects(selector: &MigGpuSelector, gpu: SelectableGpu<'_>) -> Option<bool> {
     let MigGpuSelector {
         indices,
@@ -55,15 +55,22 @@ fn selects(selector: &MigGpuSelector, gpu: SelectableGpu<'_>) -> Option<bool> {
         device_ids,
     } = selector;
     let is_met = has(indices.as_ref(), |index| u32::try_from(*index) == Ok(gpu.index))
-        && has(uuids.as_ref(), |uuid| uuid.eq_ignore_ascii_case(gpu.uuid))
         && has(products.as_ref(), |glob| product_matches(glob, gpu.product));
-    let Some(ids) = device_ids.as_ref().filter(|_| is_met) else {
-        return Some(is_met);
-    };
-    let selected: Vec<u32> = ids.iter().filter_map(|id| pci_device_id(id)).collect();
-    let mut candidates = gpu.pci_device_ids.iter().map(|id| selected.contains(id));
-    let first = candidates.next()?;
-    candidates.all(|is_selected| is_selected == first).then_some(first)
+    let by_uuid = uuids.as_ref().map_or(Some(true), |uuids| {
+        let own = gpu.uuid?;
+        Some(uuids.iter().any(|uuid| uuid.eq_ignore_ascii_case(own)))
+    });
+    let by_id = device_ids.as_ref().map_or(Some(true), |ids| {
+        let selected: Vec<u32> = ids.iter().filter_map(|id| pci_device_id(id)).collect();
+        let mut candidates = gpu.pci_device_ids.iter().map(|id| selected.contains(id));
+        let first = candidates.next()?;
+        candidates.all(|is_selected| is_selected == first).then_some(first)
+    });
+    match (is_met, by_uuid, by_id) {
+        (false, ..) | (_, Some(false), _) | (.., Some(false)) => Some(false),
+        (true, Some(true), Some(true)) => Some(true),
+        (true, None, _) | (true, _, None) => None,
+    }
 }
 
 /// Returns true if a condition is not set, or one of its values fits.
@@ -90,7 +97,7 @@ mod tests {
         let config = load(&format!("mig: {{strategy: Mixed, layout: [{layout}]}}\n")).unwrap();
         let gpu = SelectableGpu {
             index: 3,
-            uuid: "GPU-0000abcd-0000-0000-0000-000000000000",
+            uuid: Some("GPU-0000abcd-0000-0000-0000-000000000000"),
             product: "NVIDIA-A100-SXM4-80GB",
             pci_device_ids,
         };
@@ -148,5 +155,30 @@ mod tests {
         assert_eq!(choice(&[], &format!("{by_id}, {{disabled: true}}")), "unknown");
         let other = "{devices: {deviceIds: ['0x20B210DE'], indices: [0]}, disabled: true}";
         assert_eq!(choice(&[], &format!("{other}, {{disabled: true}}")), "1");
+    }
+
+    #[test]
+    fn uuid_that_is_not_known_decides_only_where_nothing_else_does() {
+        let chosen = |layout: &str| {
+            let config = load(&format!("mig: {{strategy: Mixed, layout: [{layout}]}}\n")).unwrap();
+            let groups = config.mig.unwrap().layout;
+            let gpu = SelectableGpu {
+                index: 3,
+                uuid: None,
+                product: "NVIDIA-A100-SXM4-80GB",
+                pci_device_ids: &[0x20B2_10DE],
+            };
+            match GroupChoice::of(gpu, &groups) {
+                GroupChoice::None => "none".to_owned(),
+                GroupChoice::Group(place, _) => place.to_string(),
+                GroupChoice::Unknown => "unknown".to_owned(),
+            }
+        };
+        let by_uuid = "{devices: {uuids: [GPU-0000abcd-0000]MORE}, disabled: true}";
+        assert_eq!(chosen(&by_uuid.replace("MORE", "")), "unknown");
+        assert_eq!(chosen(&by_uuid.replace("MORE", ", indices: [2]")), "none");
+        assert_eq!(chosen(&by_uuid.replace("MORE", ", deviceIds: ['0x20B010DE']")), "none");
+        let earlier = "{devices: {indices: [3]}, disabled: true}";
+        assert_eq!(chosen(&format!("{earlier}, {}", by_uuid.replace("MORE", ""))), "0");
     }
 }

@@ -32,6 +32,8 @@ pub struct StuckChange {
     hash: String,
     /// Time of the first attempt that was blocked.
     pub since: Timestamp,
+    /// Time of the last one: while nothing is tried, nobody knows.
+    pub last: Timestamp,
     /// Names of what is in the way, as of the last attempt.
     pub message: String,
 }
@@ -87,6 +89,7 @@ impl AttemptHistory {
                 self.stuck = Some(StuckChange {
                     hash: work.hash.clone(),
                     since: before.map_or(now, |stuck| stuck.since),
+                    last: now,
                     message: message.clone(),
                 });
             }

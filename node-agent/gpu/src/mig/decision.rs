@@ -226,7 +226,10 @@ impl GpuCase<'_> {
         }
         let wanted = self.wanted();
         if wanted.as_ref().is_ok_and(|wanted| self.has(wanted.as_ref())) {
-            return self.applied();
+            // A reset would take the layout away.
+            let lasts = self.state.virtualization == GpuVirtualization::Virtual;
+            let foreign = self.foreign_mode(self.state.enabled).filter(|_| !lasts);
+            return foreign.unwrap_or_else(|| self.applied());
         }
         if let Some(lost) = self.lost_layout() {
             return self.restore(lost);
@@ -289,9 +292,17 @@ impl GpuCase<'_> {
             Some(change) => self.hold_of_change(change, &work.layout),
             None => self.hold_for(&work.layout, work.kind == MigWorkKind::Restore),
         };
-        let mut decision = match self.failure_of(work.kind, &work.hash) {
-            Some(failure) => self.failed_work(work.kind, hold, failure),
-            None => self.decision(hold, MigPhase::Applying, None, self.next_text(&work.layout)),
+        let mut decision = match self
+            .inputs
+            .attempts
+            .last_at(&work.hash, &work.layout)
+            .map(|last| &last.result)
+        {
+            // What keeps it from its end is there until this attempt is over.
+            Some(AttemptResult::Blocked { reason, message }) if change.is_some() => {
+                self.blocked(hold, *reason, blocked_text(work.kind, message))
+            }
+            _ => self.under_way(work, hold),
         };
         let since = self.inputs.attempts.running_since();
         let hangs_at = since.and_then(|since| since.saturating_add(MAX_CALLS).ok());
@@ -349,32 +360,19 @@ impl GpuCase<'_> {
             decision.is_restored = is_restored && obstruction.is_unknown;
             return decision;
         }
-        let gives_up = gives_up.filter(|_| kind == MigWorkKind::RollBack);
         let work = MigWork {
-            gives_up: gives_up.clone(),
+            gives_up: gives_up.filter(|_| kind == MigWorkKind::RollBack),
             ..self.work(kind, hash, layout.clone())
         };
         let failure = self.failure_of(kind, hash);
-        let mut decision = match (failure, &gives_up) {
-            (failure, Some(why)) if failure.is_none_or(|failure| failure.attempts < MAX_ATTEMPTS) => {
-                let message = format!("goes back to the layout from before: {}", kept_from_its_end(why));
-                self.decision(hold, MigPhase::Applying, None, message)
-            }
-            (Some(failure), _) => self.failed_work(kind, hold, failure),
-            (None, _) => self.decision(hold, MigPhase::Applying, None, self.next_text(&layout)),
-        };
+        let mut decision = self.under_way(&work, hold);
         let last = self.inputs.attempts.last_at(hash, &layout);
         match last.map(|last| (last, &last.result)) {
             Some((_, AttemptResult::RebootRequired { message })) if self.state.enabled != layout.enabled => {
                 decision = self.reboot_required(decision.hold, message.clone());
             }
             Some((last, AttemptResult::Blocked { reason, message })) => {
-                let message = if kind == MigWorkKind::RollBack {
-                    format!("cannot go back to the layout from before yet: {message}")
-                } else {
-                    message.clone()
-                };
-                decision = self.blocked(decision.hold, *reason, message);
+                decision = self.blocked(decision.hold, *reason, blocked_text(kind, message));
                 self.retry(&mut decision, work, self.inputs.attempts.retry_at(last));
             }
             Some((last, AttemptResult::Failed { message })) if failure.is_none() => {
@@ -395,14 +393,32 @@ impl GpuCase<'_> {
         }
     }
 
+    /// Decides about a GPU whose work is under way, or comes next.
+    fn under_way(&self, work: &MigWork, hold: DeviceHold) -> MigDecision {
+        let back = |why: &String| format!("goes back to the layout from before: {}", kept_from_its_end(why));
+        match (self.failure_of(work.kind, &work.hash), &work.gives_up) {
+            (Some(failure), Some(why)) => {
+                let message = format!("{}; the driver's last answer: {}", back(why), failure.message);
+                let mut decision = self.driver_error(hold, message);
+                decision.progress.attempts = failure.attempts;
+                decision
+            }
+            (Some(failure), None) => self.failed_work(work.kind, hold, failure),
+            (None, Some(why)) => self.decision(hold, MigPhase::Applying, None, back(why)),
+            (None, None) => self.decision(hold, MigPhase::Applying, None, self.next_text(&work.layout)),
+        }
+    }
+
     /// Returns what has kept a change from its end for so long that it goes back; none while there is hope. Pods that are evicted for
     /// it may be just what is in the way.
     fn hopeless(&self, change: &ChangeRecord) -> Option<String> {
         let attempts = self.inputs.attempts;
         let goes_back = |last: &EndedAttempt| last.work.kind == MigWorkKind::RollBack && last.work.hash == change.hash;
         let has_hope = self.inputs.is_drained && !attempts.last().is_some_and(goes_back);
-        let stuck = attempts.stuck(&change.hash).filter(|_| !has_hope)?;
-        let age = self.inputs.now.duration_since(stuck.since);
+        // The driver's errors have their own way back.
+        let is_stuck = !change.rolls_back && !has_hope && self.attempts(&change.hash) < MAX_ATTEMPTS;
+        let stuck = attempts.stuck(&change.hash).filter(|_| is_stuck)?;
+        let age = stuck.last.duration_since(stuck.since);
         (age >= MAX_BLOCKED).then(|| stuck.message.clone())
     }
 
@@ -509,7 +525,6 @@ impl GpuCase<'_> {
 
     /// Returns the decision about a GPU that cannot be changed whatever its instances are; none if it can.
     fn obstacle(&self, enables: bool) -> Option<MigDecision> {
-        let mode = |on: bool| if on { "on" } else { "off" };
         let nothing = DeviceHold::default;
         if self.state.virtualization == GpuVirtualization::Virtual {
             let message =
@@ -518,21 +533,35 @@ impl GpuCase<'_> {
             decision.progress.reason = Some(MigReason::Virtual);
             return Some(decision);
         }
-        let (current, pending) = (mode(self.state.enabled), mode(self.state.pending));
         if self.state.pending == self.state.enabled {
             return None;
         }
-        if self.state.pending == enables {
+        self.foreign_mode(enables).or_else(|| {
+            let (current, pending) = (mode(self.state.enabled), mode(self.state.pending));
             let message = format!("MIG is {current}, and {pending} after the next reset of the GPU; reboot the node");
-            return Some(self.reboot_required(nothing(), message));
+            Some(self.reboot_required(nothing(), message))
+        })
+    }
+
+    /// Returns the decision about a GPU whose next reset brings a mode that is not wanted; none if there is none.
+    fn foreign_mode(&self, enables: bool) -> Option<MigDecision> {
+        if self.state.pending == self.state.enabled || self.state.pending == enables {
+            return None;
         }
+        let remedy = if self.state.enabled == enables {
+            ""
+        } else {
+            " or reboot the node"
+        };
         let message = format!(
-            "MIG is {current}, and somebody else has set it to be {pending} after the next reset of the GPU; set it back \
-             (`nvidia-smi -i {} -mig {}`) or reboot the node",
+            "MIG is {}, and somebody else or an earlier configuration has set it to be {} after the next reset of the GPU; set it back \
+             (`nvidia-smi -i {} -mig {}`){remedy}",
+            mode(self.state.enabled),
+            mode(self.state.pending),
             self.inputs.gpu.index,
             u8::from(self.state.enabled),
         );
-        Some(self.blocked(nothing(), MigReason::ModePending, message))
+        Some(self.blocked(DeviceHold::default(), MigReason::ModePending, message))
     }
 
     /// Takes the next step towards a layout that the GPU does not have.
@@ -762,7 +791,7 @@ impl GpuCase<'_> {
         let MigFailure { attempts, message, .. } = failure;
         let message = if failure.rolled_back && *attempts < MAX_ATTEMPTS {
             format!(
-                "the GPU has its layout from before again: {}; end that, and change devicePlugin in the policy, to try again",
+                "the GPU has its layout from before again: {}; once that is gone, change devicePlugin in the policy to try again",
                 kept_from_its_end(message)
             )
         } else if failure.rolled_back {
@@ -807,7 +836,7 @@ impl GpuCase<'_> {
     /// Returns the failure of a configuration.
     fn failure(&self, hash: &str) -> Option<&MigFailure> {
         let failure = self.inputs.record?.failure.as_ref()?;
-        (failure.hash == hash && (failure.attempts > 0 || failure.rolled_back)).then_some(failure)
+        (failure.hash == hash && failure.attempts > 0).then_some(failure)
     }
 
     /// Returns the failure of work. Those of a restore count apart: they say nothing about a layout of the configuration.
@@ -901,8 +930,20 @@ impl GpuCase<'_> {
     }
 }
 
+fn mode(is_on: bool) -> &'static str {
+    if is_on { "on" } else { "off" }
+}
+
 fn changes_the_gpu(kind: MigWorkKind) -> bool {
     matches!(kind, MigWorkKind::Apply | MigWorkKind::Restore | MigWorkKind::RollBack)
+}
+
+fn blocked_text(kind: MigWorkKind, message: &str) -> String {
+    if kind == MigWorkKind::RollBack {
+        format!("cannot go back to the layout from before yet: {message}")
+    } else {
+        message.to_owned()
+    }
 }
 
 fn kept_from_its_end(why: &str) -> String {

@@ -119,6 +119,8 @@ impl MigFailure {
         let gives_up = change.and_then(|change| change.gives_up.clone());
         Self {
             rolled_back: true,
+            // Agents before this one know no failure without an attempt.
+            attempts: failure.attempts.max(1),
             message: gives_up.unwrap_or(failure.message),
             ..failure
         }

@@ -22,7 +22,7 @@ impl LayoutTarget {
     pub fn of(gpu: &Gpu, groups: &[MigGroup]) -> Option<Self> {
         let selectable = SelectableGpu {
             index: gpu.index,
-            uuid: &gpu.uuid,
+            uuid: Some(&gpu.uuid),
             product: &gpu.product(),
             pci_device_ids: gpu.pci_device_id.as_slice(),
         };

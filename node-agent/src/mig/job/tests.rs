@@ -478,7 +478,7 @@ fn a_change_that_a_handle_keeps_from_its_end_goes_back_and_says_why() {
     let failure = record.failure.unwrap();
     assert_eq!(
         (failure.rolled_back, failure.attempts, failure.message.as_str()),
-        (true, 0, "a handle of dcgm")
+        (true, 1, "a handle of dcgm")
     );
 }
 

@@ -7,7 +7,7 @@
 //! | `Prepare` | nobody has read the pods | the operator reads them |
 //! | `Prepare` | a pod cannot be evicted, or would come straight back | `Failed`; nobody is evicted |
 //! | `Prepare` | pods hold the devices | they are evicted |
-//! | `Prepare` | nothing holds them | `Approved` where MIG changes, or a change of it failed; otherwise the drain is over |
+//! | `Prepare` | nothing holds them | `Approved` where a GPU has not its MIG layout; otherwise the drain is over |
 //! | `Prepare` | the timeout is over | `Failed` |
 //! | `Failed` | the pause is over | as without a change |
 //! | `Approved` | an open handle keeps the driver from the change | `Prepare`, if `drain.evict` names pods |
@@ -15,7 +15,7 @@
 use crate::{
     gpu_node::{
         change::new_change,
-        mig_progress::{awaits_approval, failed_change, has_phase},
+        mig_progress::{has_open_layout, has_phase},
         progress_messages::{drain_failed, pods_stayed},
     },
     input::{
@@ -115,9 +115,8 @@ pub fn next_change(
     // An agent that starts knows no holder yet.
     if !need.is_open && !gpu_node.is_silent() {
         let approved = || new_change(gpu_node, ChangeState::Approved, now);
-        // What the agent has begun goes on, and counts as approved when it fails.
-        let goes_on = |status| has_phase(status, MigPhase::Applying) || failed_change(status).is_some();
-        let is_mig = awaits_approval(context) || gpu_node.status().is_some_and(goes_on);
+        // What the agent has begun goes on, and counts as approved whatever becomes of it.
+        let is_mig = gpu_node.status().is_some_and(has_open_layout);
         return Ok(is_mig.then(approved).flatten());
     }
     let failed = |reason, message: String| {

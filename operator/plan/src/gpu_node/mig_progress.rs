@@ -48,12 +48,22 @@ fn is_failed(mig: &MigStatus) -> bool {
     mig.phase == MigPhase::Failed || (mig.phase == MigPhase::Blocked && has_ended)
 }
 
+fn is_open(mig: &MigStatus) -> bool {
+    !matches!(mig.phase, MigPhase::Applied | MigPhase::Unsupported | MigPhase::Unknown)
+}
+
+/// Returns true if a GPU has not its layout.
+pub fn has_open_layout(status: &GpuNodeStatus) -> bool {
+    gpus(status).any(|(_, mig)| is_open(mig))
+}
+
 /// Describes the GPUs that an approval has not brought to their layout.
 pub fn unfinished_change(status: Option<&GpuNodeStatus>) -> String {
-    let open = |(_, mig): &(&GpuDevice, &MigStatus)| {
-        !matches!(mig.phase, MigPhase::Applied | MigPhase::Unsupported | MigPhase::Unknown)
-    };
-    let open: Vec<_> = status.into_iter().flat_map(gpus).filter(open).collect();
+    let open: Vec<_> = status
+        .into_iter()
+        .flat_map(gpus)
+        .filter(|(_, mig)| is_open(mig))
+        .collect();
     gpus_have_phase(&open.iter().map(|(gpu, mig)| (gpu.index, mig.phase)).collect::<Vec<_>>())
 }
 

@@ -121,10 +121,13 @@ pub fn rollout_stage(governing: &Policy, context: NodeContext<'_>) -> Option<(Ro
     {
         return Some(stage);
     }
-    // The drain that failed was in the place of the approval, and the agent went back from what it had begun.
+    // Whatever became of the approval: a GPU goes back only from a change that was approved. A drain that failed was in the place of
+    // one.
+    let failure = |status| rolled_back(status).or_else(|| gpu_node.failed_drain().and_then(|_| failed_change(status)));
     if is_desired
-        && gpu_node.failed_drain().is_some()
-        && let Some(message) = context.status().and_then(rolled_back)
+        && !context.is_released()
+        && !context.is_served_by_dra()
+        && let Some(message) = context.status().and_then(failure)
     {
         let why = format!("{}: {message}", Reason::MigFailed.as_str());
         return Some((RolloutStage::Stopped(why), None));

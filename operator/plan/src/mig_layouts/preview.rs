@@ -18,13 +18,16 @@ pub fn layout_previews(gpus: &[GpuDevice], groups: &[MigGroup]) -> Vec<LayoutPre
     let mut previews: Vec<LayoutPreview> = Vec::new();
     // The solver is asked once for all GPUs of a board.
     let mut known = HashMap::new();
-    for gpu in gpus.iter().filter(|gpu| gpu.missing_since.is_none()) {
-        let (then, message) = match choice_of(gpu, groups) {
+    let is_concerned = |gpu: &&GpuDevice| gpu.missing_since.is_none() && gpu.mig_mode.is_some();
+    for gpu in gpus.iter().filter(is_concerned) {
+        let (then, message) = match choice(gpu, groups) {
             GroupChoice::None => continue,
             GroupChoice::Unknown => (None, Some(SELECTED_BY_ID.to_owned())),
             GroupChoice::Group(place, group) => {
-                let key = (place, gpu.product.as_str(), gpu.mig_mode.is_some());
-                match known.entry(key).or_insert_with(|| wanted(gpu, group)) {
+                match known
+                    .entry((place, gpu.product.as_str()))
+                    .or_insert_with(|| wanted(gpu, group))
+                {
                     WantedLayout::Impossible(LayoutObstacle::NoMig) => continue,
                     WantedLayout::Impossible(LayoutObstacle::DoesNotFit(why)) => (None, Some(why.to_string())),
                     WantedLayout::Preset(preset) => (Some(preset.clone()), Some(NO_TABLE.to_owned())),
@@ -54,15 +57,6 @@ pub fn layout_previews(gpus: &[GpuDevice], groups: &[MigGroup]) -> Vec<LayoutPre
     }
     previews.truncate(MAX_LAYOUT_PREVIEWS);
     previews
-}
-
-/// Returns the group that selects a GPU. The operator keeps no UUID of GPUs without MIG devices.
-fn choice_of<'a>(gpu: &GpuDevice, groups: &'a [MigGroup]) -> GroupChoice<'a> {
-    let selects_by_uuid = |group: &MigGroup| group.devices.as_ref().is_some_and(|devices| devices.uuids.is_some());
-    if !gpu.uuid.starts_with("GPU-") && groups.iter().any(selects_by_uuid) {
-        return GroupChoice::Unknown;
-    }
-    choice(gpu, groups)
 }
 
 #[cfg(test)]
@@ -141,6 +135,7 @@ mod tests {
             previews(&node()[..2], by_uuid),
             [format!("[0, 1] off -> ?: {SELECTED_BY_ID}")]
         );
+        assert_eq!(previews(&node()[3..4], by_uuid), [""; 0], "it has no MIG");
         let named = gpu(0, "GPU-0000abcd-0000", A100, &json!("Enabled"), &[]);
         assert_eq!(previews(&[named], by_uuid), ["[0] {} -> off"]);
     }

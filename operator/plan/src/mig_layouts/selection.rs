@@ -5,13 +5,13 @@ use gpunode_crds::GpuDevice;
 use gpunode_mig::MigBoard;
 
 /// Returns the first group that selects a GPU, as the agent chooses it. Where the agent is too old to report the PCI id, the GPU has
-/// one of those of its board.
+/// one of those of its board. The operator keeps no UUID of GPUs without MIG devices.
 pub fn choice<'a>(gpu: &GpuDevice, groups: &'a [MigGroup]) -> GroupChoice<'a> {
     let reported = gpu.pci_device_id.as_deref().and_then(pci_device_id);
     let of_board = || MigBoard::of_product(&gpu.product).map_or(&[][..], |board| board.device_ids);
     let selectable = SelectableGpu {
         index: gpu.index,
-        uuid: &gpu.uuid,
+        uuid: Some(gpu.uuid.as_str()).filter(|uuid| uuid.starts_with("GPU-")),
         product: &gpu.product,
         pci_device_ids: if reported.is_some() {
             reported.as_slice()

@@ -48,13 +48,19 @@ pub fn held_by_record(error: &RecordError, matched: &[&Policy], context: NodeCon
 }
 
 /// Returns the plan for a node with the label `gpunode.dev/ignore`. It ends what would go on there, a drain and an approval that the
-/// agent has not carried out, and writes nothing else.
+/// agent has not carried out, and writes nothing else. A node that waits for its reboot keeps the approval: its change has begun, and
+/// would stay half done after the boot.
 pub fn held_by_ignore_label(policies: &PolicySet, context: NodeContext<'_>) -> NodePlan {
     let mut plan = NodePlan {
         hold: Some(NodeHold::Ignored),
         ..NodePlan::default()
     };
     keep_stage(&mut plan, policies, context);
+    let awaits_reboot = |status| has_phase(status, MigPhase::RebootRequired);
+    let is_approved = context.gpu_node.is_some_and(|it| it.unfinished_approval().is_some());
+    if is_approved && context.status().is_some_and(awaits_reboot) {
+        return plan;
+    }
     plan.gpu_node = match (
         context.gpu_node,
         plan.governing.as_ref().and_then(|name| policies.get(name)),
@@ -182,14 +188,8 @@ pub fn keep_stage(plan: &mut NodePlan, policies: &PolicySet, context: NodeContex
     let Some((stage, recheck)) = rollout_stage(policy, context) else {
         return;
     };
-    // A person reboots an ignored node when it suits, and it is down meanwhile; whether its change was approved is not known any more.
-    let awaits_reboot = matches!(plan.hold, Some(NodeHold::Ignored))
-        && context
-            .status()
-            .is_some_and(|status| has_phase(status, MigPhase::RebootRequired));
     plan.stage = match stage {
         RolloutStage::Stepping | RolloutStage::Stopped(_) => Some(stage),
-        _ if awaits_reboot => Some(RolloutStage::Stepping),
         RolloutStage::Outside => Some(RolloutStage::Held),
         RolloutStage::Held | RolloutStage::AwaitsAgent | RolloutStage::Pending | RolloutStage::Done => return,
     };

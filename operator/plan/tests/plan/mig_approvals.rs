@@ -368,11 +368,7 @@ fn ignored_node_loses_its_approval_and_nothing_else_is_written_there() {
 
 #[test]
 fn ignored_node_that_has_begun_its_change_keeps_its_place_without_the_approval() {
-    for (phase, minutes, kept) in [
-        ("Applying", 4, Some(RolloutStage::Stepping)),
-        ("Applying", 5, None),
-        ("RebootRequired", 600, Some(RolloutStage::Stepping)),
-    ] {
+    for (phase, minutes, kept) in [("Applying", 4, Some(RolloutStage::Stepping)), ("Applying", 5, None)] {
         let begun = ignored(approved(world(&[phase]), 0));
         let lost = plan(&begun, divided(""), 1);
         assert_eq!(lost.stage, Some(RolloutStage::Stepping), "{phase}");
@@ -380,8 +376,30 @@ fn ignored_node_that_has_begun_its_change_keeps_its_place_without_the_approval()
         let after = plan(&written(begun, &lost), divided(""), minutes);
         assert_eq!((after.gpu_node, after.stage), (GpuNodeChange::None, kept), "{phase}");
     }
-    let reboots = down(ignored(world(&["RebootRequired"])));
-    assert_eq!(stage(&reboots, 600), RolloutStage::Stepping);
+}
+
+#[test]
+fn ignored_node_that_waits_for_its_reboot_keeps_its_approval_and_its_place() {
+    let waiting = ignored(approved(world(&["RebootRequired"]), 0));
+    for world in [waiting.clone(), down(waiting)] {
+        let plan = plan(&world, divided(""), 600);
+        assert_eq!(
+            (plan.stage, plan.gpu_node),
+            (Some(RolloutStage::Stepping), GpuNodeChange::None)
+        );
+    }
+    let never_approved = plan(&ignored(world(&["RebootRequired"])), divided(""), 1);
+    assert_eq!(never_approved.stage, None, "it keeps nobody from changing");
+}
+
+#[test]
+fn gpu_that_went_back_stops_the_rollout_whatever_became_of_its_approval() {
+    let mut back = world(&["Failed/RolledBack"]);
+    let stopped = RolloutStage::Stopped("MigFailed: GPU 0: is Failed".to_owned());
+    assert_eq!(stage(&back, 600), stopped);
+    assert_eq!(stage(&ignored(back.clone()), 600), stopped);
+    report(&mut back, &["Failed/DriverError"]);
+    assert_eq!(stage(&back, 600), RolloutStage::Done, "a boot may have brought it");
 }
 
 #[test]
@@ -523,7 +541,13 @@ fn obstacles_that_may_pass_wait_with_their_message_and_others_fail() {
         let message = "GPU 0: is Blocked; so with 1 more GPU";
         let plan = plan(&world, divided(""), 1);
         assert_eq!(plan.outcomes["p"], PolicyOutcome::failed(told, message), "{reason}");
-        assert_eq!(plan.stage, Some(RolloutStage::Done), "it serves its pods");
+        let stage = if reason == "RolledBack" {
+            RolloutStage::Stopped(format!("MigFailed: {message}"))
+        } else {
+            // It serves its pods.
+            RolloutStage::Done
+        };
+        assert_eq!(plan.stage, Some(stage), "{reason}");
         assert_eq!(waiting(&world), [], "{reason}");
     }
 }

@@ -522,6 +522,15 @@ fn pending_mode_of_somebody_else_blocks_and_the_wanted_one_needs_a_reboot() {
     let mut case = Case::new(undivided(), target(&[]));
     case.gpu.mig_state.as_mut().unwrap().pending = true;
     assert_eq!(case.decided(), "RebootRequired");
+    // A virtual machine in which MIG was to be turned off, and is wanted again before the boot.
+    let mut kept = Case::new(divided(&["7g.80gb@0"]), target(&[("7g.80gb", 1)]));
+    kept.gpu.mig_state.as_mut().unwrap().pending = false;
+    assert_eq!(kept.decided(), "Blocked/ModePending");
+    assert!(
+        kept.message().contains("`nvidia-smi -i 0 -mig 1`"),
+        "{}",
+        kept.message()
+    );
     let mut case = change();
     case.gpu.mig_state.as_mut().unwrap().pending = false;
     assert_eq!(case.decided(), "Blocked/ModePending");
@@ -800,23 +809,24 @@ fn failed_change_is_tried_thrice_and_then_taken_back() {
 
 /// A change in its midst that was blocked a first time, and again so many seconds later.
 fn stuck_for(seconds: i64) -> Case {
-    let case = half_done()
+    half_done()
         .recorded(begun(None))
         .answer(0, blocked("leaked handle"))
-        .answer(2, blocked("dcgm"));
-    Case {
-        now: at(100 + seconds),
-        ..case
-    }
+        .answer(seconds, blocked("dcgm"))
 }
 
 #[test]
-fn change_that_something_keeps_from_its_end_goes_back_after_five_minutes() {
-    let (apply, roll_back) = (
-        "Apply [4g.40gb@0 1g.10gb@6 2g.20gb@4]",
-        "RollBack [4g.40gb@0 1g.10gb@4 1g.10gb@5 1g.10gb@6]",
+fn change_that_something_keeps_from_its_end_goes_back_after_five_minutes_of_attempts() {
+    let roll_back = "RollBack [4g.40gb@0 1g.10gb@4 1g.10gb@5 1g.10gb@6]";
+    let mut case = stuck_for(299);
+    assert_eq!(case.decided(), "Blocked/InUse again at 303");
+    case.now = at(9000);
+    let apply = "Apply [4g.40gb@0 1g.10gb@6 2g.20gb@4]";
+    assert_eq!(
+        case.decided(),
+        format!("Blocked/InUse {apply}"),
+        "while nothing was tried, nobody knows"
     );
-    assert_eq!(stuck_for(299).decided(), format!("Blocked/InUse {apply}"));
     let mut back = stuck_for(300);
     assert_eq!(back.decided(), format!("Applying {roll_back}"));
     let why = "for over 5 minutes something kept the change from its end: dcgm";
@@ -824,7 +834,7 @@ fn change_that_something_keeps_from_its_end_goes_back_after_five_minutes() {
     back.is_drained = true;
     assert_eq!(
         back.decided(),
-        format!("Blocked/InUse {apply}"),
+        "Blocked/InUse again at 304",
         "pods that are evicted may be in the way"
     );
     back.is_drained = false;
@@ -837,16 +847,36 @@ fn change_that_something_keeps_from_its_end_goes_back_after_five_minutes() {
     );
     back.now = at(402);
     assert_eq!(back.decided(), format!("Blocked/InUse {roll_back}"));
-    let back = back.answer(
-        302,
-        AttemptResult::Failed {
-            message: "save the MIG record".to_owned(),
-        },
-    );
+    let back = back.answer(302, failed());
     assert_eq!(
         back.decided(),
         "Failed/DriverError again at 322",
         "its record was not saved"
+    );
+}
+
+#[test]
+fn retry_of_what_is_blocked_is_blocked_until_it_is_over() {
+    let mut case = stuck_for(10);
+    case.now = at(200);
+    let work = case.decide().unwrap().work.unwrap();
+    let running = MigAttempt {
+        work,
+        result: AttemptResult::Running,
+    };
+    case.attempts.observe(Some(&running), false, case.now);
+    let decided = case.decided();
+    assert!(decided.starts_with("Blocked/InUse Apply "), "{decided}");
+    assert_eq!(case.message(), "dcgm");
+}
+
+#[test]
+fn errors_of_the_driver_are_the_reason_once_there_are_three() {
+    let mut case = stuck_for(300);
+    case.record = Some(begun(Some((3, 300))));
+    assert_eq!(
+        case.message(),
+        "goes back to the layout from before, after 3 attempts: create 2g.20gb@4: insufficient resources"
     );
 }
 
@@ -873,8 +903,8 @@ fn way_back_is_kept_with_its_reason_across_a_restart() {
     assert_eq!(back.decided(), "Failed/RolledBack");
     assert_eq!(
         back.message(),
-        "the GPU has its layout from before again: for over 5 minutes something kept the change from its end: dcgm; end that, \
-         and change devicePlugin in the policy, to try again"
+        "the GPU has its layout from before again: for over 5 minutes something kept the change from its end: dcgm; once that \
+         is gone, change devicePlugin in the policy to try again"
     );
 }
 
