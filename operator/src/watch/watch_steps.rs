@@ -85,6 +85,8 @@ pub struct WatchSteps {
     page_limit: u32,
     /// Failures since the watch last worked for a while.
     failures: u32,
+    /// True once an expired version led to a list at once: that happens once for each time that the watch works for a while.
+    has_relisted: bool,
     /// Moment since which the watch works; `None` after a failure.
     works_since: Option<Instant>,
     silent_streams: SilentStreams,
@@ -98,6 +100,7 @@ impl WatchSteps {
             lists_by_pages: false,
             page_limit: PAGE_LIMITS[0],
             failures: 0,
+            has_relisted: false,
             works_since: None,
             silent_streams: SilentStreams::default(),
         }
@@ -168,8 +171,12 @@ impl WatchSteps {
                 }
                 self.list_again();
                 let pause = self.pause(now);
-                // After a compaction all watches expire, and nothing is wrong with the server.
-                if self.failures == 1 { Duration::ZERO } else { pause }
+                // After a compaction or a restart of the API server all watches expire, and it answers again.
+                if std::mem::replace(&mut self.has_relisted, true) {
+                    pause
+                } else {
+                    Duration::ZERO
+                }
             }
             StepEnd::RepeatedToken => {
                 self.list_again();
@@ -236,7 +243,7 @@ impl WatchSteps {
     /// Counts a failure and returns the pause after it.
     fn pause(&mut self, now: Instant) -> Duration {
         if self.works_since.take().is_some_and(|since| now - since >= WORKS_AFTER) {
-            self.failures = 0;
+            (self.failures, self.has_relisted) = (0, false);
         }
         let pause = FIRST_PAUSE
             .saturating_mul(2_u32.saturating_pow(self.failures))
@@ -369,6 +376,16 @@ mod tests {
         steps.listed("8".to_owned());
         let pause = after(&mut steps, StepEnd::Expired, 0);
         assert!(is_about(pause, 2), "{pause:?}");
+
+        // An API server that was away for a while.
+        let mut steps = listed();
+        for _ in 0..4 {
+            after(&mut steps, FAILED, 0);
+        }
+        assert_eq!(after(&mut steps, StepEnd::Expired, 0), Duration::ZERO);
+        steps.listed("8".to_owned());
+        let pause = after(&mut steps, StepEnd::Expired, 0);
+        assert!(is_about(pause, 30), "{pause:?}");
     }
 
     #[tokio::test(start_paused = true)]

@@ -64,7 +64,7 @@ const QUIET: Duration = Duration::from_secs(3);
 /// Time after which memory counts as steady.
 const STEADY: Duration = Duration::from_secs(15);
 /// Longest wait for a node that somebody waits for.
-const NODE_LIMIT: Duration = Duration::from_mins(1);
+const NODE_LIMIT: Duration = Duration::from_mins(3);
 /// Time between two looks at it.
 const NODE_LOOK: Duration = Duration::from_millis(20);
 /// Greatest fleet of which a scenario that takes long takes every node.

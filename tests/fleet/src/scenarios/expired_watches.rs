@@ -75,32 +75,32 @@ pub async fn expired_watches(fleet: &Fleet) -> Result<ExpiredWatches> {
     let leader = renewal.context("find the leader's renewal")?.credential().to_owned();
     let restart = Timestamp::now();
     fleet.restart_api_server().await?;
-    // The last node of both lists, so that both have been read.
-    let name = node_name(fleet.size() - 1);
+    // The last nodes of both lists, so that both have been read.
+    let names = [1, 2].map(|from_end| node_name(fleet.size() - from_end));
+    let [labelled, faulty] = &names;
     let change = json!({"metadata": {"labels": {KEY: null}}});
-    let path = format!("{NODES}/{name}");
+    let path = format!("{NODES}/{labelled}");
     fleet
         .admin()
         .patch::<IgnoredAny>(&path, PatchForm::Merge, &change)
         .await?;
-    fleet.agents().set_unhealthy(&name, true).await?;
-    await_node(fleet, &name, |node| {
-        node["metadata"]["labels"][KEY].is_string() && has_taint(node, UNHEALTHY_TAINT)
-    })
-    .await?;
+    fleet.agents().set_unhealthy(faulty, true).await?;
+    await_node(fleet, labelled, |node| node["metadata"]["labels"][KEY].is_string()).await?;
+    await_node(fleet, faulty, |node| has_taint(node, UNHEALTHY_TAINT)).await?;
     let all = requests.read()?.iter();
     let mut of_leader = all.filter(|request| request.credential() == leader && request.stage_timestamp > restart);
+    let of_either = ["nodes", "gpunodes"];
     let list = of_leader
-        .find(|request| request.is_list() && request.code() < 300 && request.resource() == "nodes")
+        .find(|request| request.is_list() && request.code() < 300 && of_either.contains(&request.resource().as_str()))
         .context("find the leader's list after the restart; did it lose the Lease?")?
         .request_received_timestamp;
     let answer = requests
         .writes()?
-        .filter(|write| write.resource() == "nodes" && write.name() == name)
+        .filter(|write| write.resource() == "nodes" && names.iter().any(|name| write.name() == name))
         .map(|write| write.stage_timestamp)
         .max()
-        .with_context(|| format!("find the last write of {name}"))?;
-    fleet.agents().set_unhealthy(&name, false).await?;
+        .context("find the last write of a node")?;
+    fleet.agents().set_unhealthy(faulty, false).await?;
     fleet.await_quiet(&mut requests, QUIET).await?;
     Ok(ExpiredWatches {
         writes,
