@@ -12,6 +12,9 @@ const REFUSED: (SignedDuration, SignedDuration) = (SignedDuration::from_mins(1),
 /// Pause after the first attempt that the driver refused, and the longest one.
 const FAILED: (SignedDuration, SignedDuration) = (SignedDuration::from_secs(10), SignedDuration::from_mins(5));
 
+/// Longest time between two attempts in a row: longer than their longest pause. While nothing is tried, nobody knows what is in the way.
+const LONGEST_GAP: SignedDuration = SignedDuration::from_mins(3);
+
 /// Attempts of this process on one GPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AttemptHistory {
@@ -22,17 +25,17 @@ pub struct AttemptHistory {
     misses: u32,
     /// Those of them that were blocked after a check that was clear.
     refusals: u32,
-    stuck: Option<StuckChange>,
+    blocked: Option<BlockedChange>,
 }
 
-/// A change that something keeps from its end.
+/// A change that has begun, and that something blocks.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct StuckChange {
+pub struct BlockedChange {
     /// Hash of the configuration that wants it.
     hash: String,
     /// Time of the first attempt that was blocked.
     pub since: Timestamp,
-    /// Time of the last one: while nothing is tried, nobody knows.
+    /// Time of the last one.
     pub last: Timestamp,
     /// Names of what is in the way, as of the last attempt.
     pub message: String,
@@ -72,7 +75,7 @@ impl AttemptHistory {
         self.misses += u32::from(is_miss(result));
         let is_refused = matches!(result, AttemptResult::Blocked { .. }) && work.kind != MigWorkKind::Check;
         self.refusals += u32::from(is_refused);
-        self.observe_stuck(work, result, now);
+        self.observe_blocked(work, result, now);
         self.running = None;
         self.last = Some(EndedAttempt {
             work: work.clone(),
@@ -81,14 +84,16 @@ impl AttemptHistory {
         });
     }
 
-    /// A way back that is blocked as well, and an error of the driver, leave the change stuck.
-    fn observe_stuck(&mut self, work: &MigWork, result: &AttemptResult, now: Timestamp) {
+    /// A way back that is blocked as well, and an error of the driver, change nothing about what blocks the change.
+    fn observe_blocked(&mut self, work: &MigWork, result: &AttemptResult, now: Timestamp) {
         match (work.kind, result) {
             (MigWorkKind::Apply, AttemptResult::Blocked { message, .. }) => {
-                let before = self.stuck.take().filter(|stuck| stuck.hash == work.hash);
-                self.stuck = Some(StuckChange {
+                let goes_on =
+                    |before: &BlockedChange| before.hash == work.hash && now.duration_since(before.last) <= LONGEST_GAP;
+                let before = self.blocked.take().filter(goes_on);
+                self.blocked = Some(BlockedChange {
                     hash: work.hash.clone(),
-                    since: before.map_or(now, |stuck| stuck.since),
+                    since: before.map_or(now, |blocked| blocked.since),
                     last: now,
                     message: message.clone(),
                 });
@@ -97,13 +102,13 @@ impl AttemptHistory {
                 MigWorkKind::Apply | MigWorkKind::RollBack,
                 AttemptResult::Blocked { .. } | AttemptResult::Failed { .. },
             ) => {}
-            _ => self.stuck = None,
+            _ => self.blocked = None,
         }
     }
 
-    /// Returns the change for the configuration with this hash if something keeps it from its end.
-    pub(super) fn stuck(&self, hash: &str) -> Option<&StuckChange> {
-        self.stuck.as_ref().filter(|stuck| stuck.hash == hash)
+    /// Returns the change for the configuration with this hash if something blocks it.
+    pub(super) fn blocked(&self, hash: &str) -> Option<&BlockedChange> {
+        self.blocked.as_ref().filter(|blocked| blocked.hash == hash)
     }
 
     /// Returns the work that is under way.
@@ -206,13 +211,13 @@ mod tests {
     }
 
     #[test]
-    fn change_is_stuck_since_the_first_of_the_attempts_in_a_row_that_were_blocked() {
+    fn change_is_blocked_since_the_first_of_the_attempts_in_a_row_that_were() {
         let mut history = AttemptHistory::default();
         let mut observe = |kind, result: AttemptResult, second| {
             let mut attempt = attempt("one", result);
             attempt.work.kind = kind;
             history.observe(Some(&attempt), true, at(second));
-            history.stuck("one").map(|stuck| stuck.since.as_second())
+            history.blocked("one").map(|blocked| blocked.since.as_second())
         };
         let failed = || AttemptResult::Failed {
             message: "error".to_owned(),
@@ -224,7 +229,13 @@ mod tests {
         assert_eq!(observe(MigWorkKind::RollBack, blocked(), 5), Some(2));
         assert_eq!(observe(MigWorkKind::RollBack, AttemptResult::Done, 6), None);
         assert_eq!(observe(MigWorkKind::Apply, blocked(), 7), Some(7));
-        assert_eq!(history.stuck("two"), None);
+        assert_eq!(observe(MigWorkKind::Apply, blocked(), 187), Some(7));
+        assert_eq!(
+            observe(MigWorkKind::Apply, blocked(), 368),
+            Some(368),
+            "nothing was tried for long"
+        );
+        assert_eq!(history.blocked("two"), None);
     }
 
     #[test]

@@ -19,7 +19,7 @@ use std::collections::{BTreeMap, BTreeSet};
 const MAX_ATTEMPTS: u32 = 3;
 /// Time for the calls of a change, after which the driver counts as hanging. A reset for a mode takes seconds.
 const MAX_CALLS: SignedDuration = SignedDuration::from_mins(5);
-/// Time for which something may keep a change from its end that has begun. Then the GPU goes back to its layout from before: less
+/// Time for which something may block a change that has begun. Then the GPU goes back to its layout from before: less
 /// than the default of `rollout.progressDeadline`, so that its rollout tells the reason.
 const MAX_BLOCKED: SignedDuration = SignedDuration::from_mins(5);
 /// Time after a change for a reading of the GPU that shows it.
@@ -226,9 +226,9 @@ impl GpuCase<'_> {
         }
         let wanted = self.wanted();
         if wanted.as_ref().is_ok_and(|wanted| self.has(wanted.as_ref())) {
+            let is_virtual = self.state.virtualization == GpuVirtualization::Virtual;
             // A reset would take the layout away.
-            let lasts = self.state.virtualization == GpuVirtualization::Virtual;
-            let foreign = self.foreign_mode(self.state.enabled).filter(|_| !lasts);
+            let foreign = self.foreign_mode(self.state.enabled).filter(|_| !is_virtual);
             return foreign.unwrap_or_else(|| self.applied());
         }
         if let Some(lost) = self.lost_layout() {
@@ -413,13 +413,15 @@ impl GpuCase<'_> {
     /// it may be just what is in the way.
     fn hopeless(&self, change: &ChangeRecord) -> Option<String> {
         let attempts = self.inputs.attempts;
-        let goes_back = |last: &EndedAttempt| last.work.kind == MigWorkKind::RollBack && last.work.hash == change.hash;
-        let has_hope = self.inputs.is_drained && !attempts.last().is_some_and(goes_back);
+        let last = attempts.last().filter(|last| last.work.hash == change.hash)?;
+        let goes_back = last.work.kind == MigWorkKind::RollBack;
         // The driver's errors have their own way back.
-        let is_stuck = !change.rolls_back && !has_hope && self.attempts(&change.hash) < MAX_ATTEMPTS;
-        let stuck = attempts.stuck(&change.hash).filter(|_| is_stuck)?;
-        let age = stuck.last.duration_since(stuck.since);
-        (age >= MAX_BLOCKED).then(|| stuck.message.clone())
+        let is_blocked = goes_back || matches!(last.result, AttemptResult::Blocked { .. });
+        let has_hope = (self.inputs.is_drained && !goes_back) || !is_blocked;
+        let may_go_back = !change.rolls_back && !has_hope && self.attempts(&change.hash) < MAX_ATTEMPTS;
+        let blocked = attempts.blocked(&change.hash).filter(|_| may_go_back)?;
+        let age = blocked.last.duration_since(blocked.since);
+        (age >= MAX_BLOCKED).then(|| blocked.message.clone())
     }
 
     /// Lets a change that does not get on await the approval of another layout, and tries it meanwhile.

@@ -82,10 +82,7 @@ impl ChangeRecord {
             rolls_back: work.kind == MigWorkKind::RollBack,
             restores,
             passed: begun.map(|begun| begun.passed_before(&work.layout)).unwrap_or_default(),
-            gives_up: work
-                .gives_up
-                .clone()
-                .or_else(|| begun.filter(|_| work.kind == MigWorkKind::RollBack)?.gives_up.clone()),
+            gives_up: work.gives_up.clone(),
         }
     }
 

@@ -9,7 +9,7 @@
 //! | `AwaitingApproval` | updating | pending, and changing once it is approved |
 //! | `Applying` | updating | changing |
 //! | `RebootRequired` | failed | changing if it was approved, without a deadline |
-//! | `Failed`, or `Blocked` after the driver's errors | failed | stopped if it was approved |
+//! | `Failed`, or `Blocked` after the driver's errors | failed | stopped if it was approved, and once a GPU went back |
 
 use crate::{
     gpu_node::progress_messages::{gpus_have_phase, gpus_have_problem},

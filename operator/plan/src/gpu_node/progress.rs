@@ -121,13 +121,13 @@ pub fn rollout_stage(governing: &Policy, context: NodeContext<'_>) -> Option<(Ro
     {
         return Some(stage);
     }
-    // Whatever became of the approval: a GPU goes back only from a change that was approved. A drain that failed was in the place of
-    // one.
-    let failure = |status| rolled_back(status).or_else(|| gpu_node.failed_drain().and_then(|_| failed_change(status)));
+    // Whatever became of the approval: a GPU goes back only from a change that was approved. A drain under way ends first.
+    let reported = context.status().filter(|status| is_in_force(status, &current.hash));
     if is_desired
+        && gpu_node.preparation().is_none()
         && !context.is_released()
         && !context.is_served_by_dra()
-        && let Some(message) = context.status().and_then(failure)
+        && let Some(message) = reported.and_then(rolled_back)
     {
         let why = format!("{}: {message}", Reason::MigFailed.as_str());
         return Some((RolloutStage::Stopped(why), None));

@@ -6,7 +6,7 @@ use crate::mig_layouts::{
     wanted::{LayoutObstacle, WantedLayout, wanted},
 };
 use gpunode_config::{GroupChoice, MigGroup};
-use gpunode_crds::{GpuDevice, LayoutPreview, MAX_LAYOUT_PREVIEWS, MAX_MIG_MESSAGE};
+use gpunode_crds::{GpuDevice, LayoutPreview, MAX_LAYOUT_PREVIEWS, MAX_LAYOUT_TEXT, MAX_MIG_MESSAGE};
 use std::collections::HashMap;
 
 const SELECTED_BY_ID: &str = "a group selects by uuids or deviceIds, which are not known here; the agent decides";
@@ -41,7 +41,10 @@ pub fn layout_previews(gpus: &[GpuDevice], groups: &[MigGroup]) -> Vec<LayoutPre
         if then.as_ref() == Some(&now) {
             continue;
         }
-        let message = message.map(|message| message.chars().take(MAX_MIG_MESSAGE).collect());
+        let bounded = |text: String, most| text.chars().take(most).collect::<String>();
+        let now = bounded(now, MAX_LAYOUT_TEXT);
+        let then = then.map(|then| bounded(then, MAX_LAYOUT_TEXT));
+        let message = message.map(|message| bounded(message, MAX_MIG_MESSAGE));
         let equal = previews
             .iter_mut()
             .find(|other| (&other.now, &other.then, &other.message) == (&now, &then, &message));

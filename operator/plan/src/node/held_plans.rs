@@ -13,6 +13,7 @@ use crate::{
     },
     input::{
         context::NodeContext,
+        gpu_node_facts::GpuNodeFacts,
         policies::{Policy, PolicySet},
     },
     node::{
@@ -48,17 +49,15 @@ pub fn held_by_record(error: &RecordError, matched: &[&Policy], context: NodeCon
 }
 
 /// Returns the plan for a node with the label `gpunode.dev/ignore`. It ends what would go on there, a drain and an approval that the
-/// agent has not carried out, and writes nothing else. A node that waits for its reboot keeps the approval: its change has begun, and
-/// would stay half done after the boot.
+/// agent has not carried out, and writes nothing else. A node that waits for its reboot, or was rebooted since the approval, keeps it:
+/// the boot changes the MIG mode, and the instances need the approval.
 pub fn held_by_ignore_label(policies: &PolicySet, context: NodeContext<'_>) -> NodePlan {
     let mut plan = NodePlan {
         hold: Some(NodeHold::Ignored),
         ..NodePlan::default()
     };
     keep_stage(&mut plan, policies, context);
-    let awaits_reboot = |status| has_phase(status, MigPhase::RebootRequired);
-    let is_approved = context.gpu_node.is_some_and(|it| it.unfinished_approval().is_some());
-    if is_approved && context.status().is_some_and(awaits_reboot) {
+    if context.gpu_node.is_some_and(|gpu_node| is_in_reboot(gpu_node, context)) {
         return plan;
     }
     plan.gpu_node = match (
@@ -70,6 +69,18 @@ pub fn held_by_ignore_label(policies: &PolicySet, context: NodeContext<'_>) -> N
         (None, _) => GpuNodeChange::None,
     };
     plan
+}
+
+/// Returns true if the approved change of a node takes a reboot, which is to come, under way or over.
+fn is_in_reboot(gpu_node: &GpuNodeFacts, context: NodeContext<'_>) -> bool {
+    let Some(approval) = gpu_node.unfinished_approval() else {
+        return false;
+    };
+    let awaits = context
+        .status()
+        .is_some_and(|status| has_phase(status, MigPhase::RebootRequired));
+    let is_back = context.node.ready_since.is_some_and(|since| since > approval.since.0);
+    awaits || !context.node.ready || is_back
 }
 
 fn held(matched: &[&Policy], hold: NodeHold, outcome: impl Fn(String) -> PolicyOutcome) -> NodePlan {

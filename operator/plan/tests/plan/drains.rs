@@ -501,13 +501,17 @@ fn drained_in_the_midst() -> Drained {
 }
 
 #[test]
-fn change_that_fails_during_a_drain_stops_the_rollout() {
-    let mut node = drained_in_the_midst();
-    node.report("Failed/DriverError", &[], 0);
-    node.step(2);
-    assert_eq!(node.state(), Some(ChangeState::Approved));
-    let stopped = node.step(2);
-    assert!(matches!(&stopped.stage, Some(RolloutStage::Stopped(_))), "{stopped:?}");
+fn change_that_fails_during_a_drain_ends_it_and_stops_the_rollout() {
+    for phase in ["Failed/DriverError", "Failed/RolledBack"] {
+        let mut node = drained_in_the_midst();
+        node.report(phase, &[], 0);
+        node.step(2);
+        assert_eq!(node.state(), Some(ChangeState::Approved), "{phase}");
+        let stopped = node.step(2);
+        assert!(matches!(&stopped.stage, Some(RolloutStage::Stopped(_))), "{stopped:?}");
+        node.step(2);
+        assert!(!node.has_taint(), "{phase}");
+    }
 }
 
 #[test]

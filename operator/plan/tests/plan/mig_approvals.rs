@@ -388,6 +388,10 @@ fn ignored_node_that_waits_for_its_reboot_keeps_its_approval_and_its_place() {
             (Some(RolloutStage::Stepping), GpuNodeChange::None)
         );
     }
+    let mut rebooted = back(ignored(approved(world(&["RebootRequired"]), 0)), 600);
+    report(&mut rebooted, &["Waiting"]);
+    let kept = plan(&rebooted, divided(""), 601);
+    assert_eq!(kept.gpu_node, GpuNodeChange::None, "its instances need the approval");
     let never_approved = plan(&ignored(world(&["RebootRequired"])), divided(""), 1);
     assert_eq!(never_approved.stage, None, "it keeps nobody from changing");
 }
@@ -398,6 +402,10 @@ fn gpu_that_went_back_stops_the_rollout_whatever_became_of_its_approval() {
     let stopped = RolloutStage::Stopped("MigFailed: GPU 0: is Failed".to_owned());
     assert_eq!(stage(&back, 600), stopped);
     assert_eq!(stage(&ignored(back.clone()), 600), stopped);
+    // With another configuration it is tried again, and the report from before is none about it.
+    let next = plan_at(RolloutPermit::Granted, &back, &[new()], 601);
+    let stage_of_next = plan_at(RolloutPermit::Withheld, &written(back.clone(), &next), &[new()], 601).stage;
+    assert_eq!(stage_of_next, Some(RolloutStage::Stepping));
     report(&mut back, &["Failed/DriverError"]);
     assert_eq!(stage(&back, 600), RolloutStage::Done, "a boot may have brought it");
 }

@@ -807,19 +807,20 @@ fn failed_change_is_tried_thrice_and_then_taken_back() {
     assert!(back.decided().starts_with("Waiting holds 1g.10gb@4 1g.10gb@5 Check"));
 }
 
-/// A change in its midst that was blocked a first time, and again so many seconds later.
-fn stuck_for(seconds: i64) -> Case {
-    half_done()
-        .recorded(begun(None))
-        .answer(0, blocked("leaked handle"))
-        .answer(seconds, blocked("dcgm"))
+/// A change in its midst that was blocked a first time, every two minutes since, and again so many seconds later.
+fn blocked_for(seconds: i64) -> Case {
+    let mut case = half_done().recorded(begun(None)).answer(0, blocked("leaked handle"));
+    for second in [120, 240].into_iter().filter(|second| *second < seconds) {
+        case = case.answer(second, blocked("leaked handle"));
+    }
+    case.answer(seconds, blocked("dcgm"))
 }
 
 #[test]
 fn change_that_something_keeps_from_its_end_goes_back_after_five_minutes_of_attempts() {
     let roll_back = "RollBack [4g.40gb@0 1g.10gb@4 1g.10gb@5 1g.10gb@6]";
-    let mut case = stuck_for(299);
-    assert_eq!(case.decided(), "Blocked/InUse again at 303");
+    let mut case = blocked_for(299);
+    assert_eq!(case.decided(), "Blocked/InUse again at 315");
     case.now = at(9000);
     let apply = "Apply [4g.40gb@0 1g.10gb@6 2g.20gb@4]";
     assert_eq!(
@@ -827,14 +828,14 @@ fn change_that_something_keeps_from_its_end_goes_back_after_five_minutes_of_atte
         format!("Blocked/InUse {apply}"),
         "while nothing was tried, nobody knows"
     );
-    let mut back = stuck_for(300);
+    let mut back = blocked_for(300);
     assert_eq!(back.decided(), format!("Applying {roll_back}"));
     let why = "for over 5 minutes something kept the change from its end: dcgm";
     assert_eq!(back.message(), format!("goes back to the layout from before: {why}"));
     back.is_drained = true;
     assert_eq!(
         back.decided(),
-        "Blocked/InUse again at 304",
+        "Blocked/InUse again at 316",
         "pods that are evicted may be in the way"
     );
     back.is_drained = false;
@@ -857,7 +858,7 @@ fn change_that_something_keeps_from_its_end_goes_back_after_five_minutes_of_atte
 
 #[test]
 fn retry_of_what_is_blocked_is_blocked_until_it_is_over() {
-    let mut case = stuck_for(10);
+    let mut case = blocked_for(10);
     case.now = at(200);
     let work = case.decide().unwrap().work.unwrap();
     let running = MigAttempt {
@@ -872,7 +873,7 @@ fn retry_of_what_is_blocked_is_blocked_until_it_is_over() {
 
 #[test]
 fn errors_of_the_driver_are_the_reason_once_there_are_three() {
-    let mut case = stuck_for(300);
+    let mut case = blocked_for(300);
     case.record = Some(begun(Some((3, 300))));
     assert_eq!(
         case.message(),
@@ -882,7 +883,7 @@ fn errors_of_the_driver_are_the_reason_once_there_are_three() {
 
 #[test]
 fn way_back_is_kept_with_its_reason_across_a_restart() {
-    let case = stuck_for(300);
+    let case = blocked_for(300);
     let work = case.decide().unwrap().work.unwrap();
     let before = case.record.as_ref().and_then(|record| record.change.as_ref());
     let going_back = ChangeRecord::begin(&work, before, case.gpu.mig_state.as_ref().unwrap());
