@@ -94,10 +94,14 @@ mod tests {
     use crate::load;
 
     fn choice(pci_device_ids: &[u32], layout: &str) -> String {
+        choice_with(Some("GPU-0000abcd-0000-0000-0000-000000000000"), pci_device_ids, layout)
+    }
+
+    fn choice_with(uuid: Option<&str>, pci_device_ids: &[u32], layout: &str) -> String {
         let config = load(&format!("mig: {{strategy: Mixed, layout: [{layout}]}}\n")).unwrap();
         let gpu = SelectableGpu {
             index: 3,
-            uuid: Some("GPU-0000abcd-0000-0000-0000-000000000000"),
+            uuid,
             product: "NVIDIA-A100-SXM4-80GB",
             pci_device_ids,
         };
@@ -159,21 +163,7 @@ mod tests {
 
     #[test]
     fn uuid_that_is_not_known_decides_only_where_nothing_else_does() {
-        let chosen = |layout: &str| {
-            let config = load(&format!("mig: {{strategy: Mixed, layout: [{layout}]}}\n")).unwrap();
-            let groups = config.mig.unwrap().layout;
-            let gpu = SelectableGpu {
-                index: 3,
-                uuid: None,
-                product: "NVIDIA-A100-SXM4-80GB",
-                pci_device_ids: &[0x20B2_10DE],
-            };
-            match GroupChoice::of(gpu, &groups) {
-                GroupChoice::None => "none".to_owned(),
-                GroupChoice::Group(place, _) => place.to_string(),
-                GroupChoice::Unknown => "unknown".to_owned(),
-            }
-        };
+        let chosen = |layout: &str| choice_with(None, &[0x20B2_10DE], layout);
         let by_uuid = "{devices: {uuids: [GPU-0000abcd-0000]MORE}, disabled: true}";
         assert_eq!(chosen(&by_uuid.replace("MORE", "")), "unknown");
         assert_eq!(chosen(&by_uuid.replace("MORE", ", indices: [2]")), "none");
