@@ -71,6 +71,9 @@ summary() {
   awk '
     /^ +Running / { program = $NF; gsub(/.*deps\/|-[0-9a-f]+\)$/, "", program) }
     /^test .* \.\.\. FAILED/ { print "FAILED: " program " " $2 }
+    /^test .* has been running for over/ { slow[program " " $2] }
+    /^test .* \.\.\. / { delete slow[program " " $2] }
+    END { for (test in slow) print "HANGS: " test }
   ' "$report"/*.log > "$report/failures"
   # Their words once more, where the reader looks first.
   [ ! -s "$report/failures" ] || awk '

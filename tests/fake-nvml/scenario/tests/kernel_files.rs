@@ -4,7 +4,7 @@
 
 use std::{
     collections::BTreeSet,
-    fs,
+    fmt, fs,
     os::unix::fs::symlink,
     path::Path,
     sync::atomic::{AtomicBool, Ordering},
@@ -80,10 +80,11 @@ impl Node {
         let mut shown = BTreeSet::new();
         let mut left = vec![root.clone()];
         while let Some(folder) = left.pop() {
-            let entries: Vec<_> = fs::read_dir(&folder)
-                .unwrap()
-                .map(|entry| entry.unwrap().path())
-                .collect();
+            // It may go meanwhile.
+            let Ok(entries) = fs::read_dir(&folder) else {
+                continue;
+            };
+            let entries: Vec<_> = entries.map(|entry| entry.unwrap().path()).collect();
             if entries.is_empty() || folder.join("access").exists() {
                 shown.insert(folder.strip_prefix(&root).unwrap().to_string_lossy().into_owned());
             }
@@ -92,25 +93,42 @@ impl Node {
         shown
     }
 
-    /// The N of each `nvidia-capN` that every `dev` has.
-    fn nodes(&self) -> BTreeSet<u32> {
-        let numbers = |folder: &Path| -> BTreeSet<u32> {
-            let entries = fs::read_dir(folder.join("nvidia-caps")).into_iter().flatten();
+    /// The N of each `nvidia-capN` in each `dev`.
+    fn nodes(&self) -> [BTreeSet<u32>; 2] {
+        [0, 1].map(|dev| {
+            let folder = self.files.devices[dev].join("nvidia-caps");
+            let entries = fs::read_dir(folder).into_iter().flatten();
             let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
             names.map(|name| name["nvidia-cap".len()..].parse().unwrap()).collect()
-        };
-        let of_host = numbers(&self.files.devices[0]);
-        assert_eq!(of_host, numbers(&self.files.devices[1]));
-        of_host
+        })
     }
 
     fn await_shown(&self, expected: &[&str]) {
         let expected: BTreeSet<String> = expected.iter().map(|path| (*path).to_owned()).collect();
-        let end = Instant::now() + LIMIT;
-        while self.shown() != expected && Instant::now() < end {
-            thread::sleep(Duration::from_millis(2));
-        }
-        assert_eq!(self.shown(), expected);
+        await_equal(|| self.shown(), &expected);
+    }
+
+    /// Whoever follows a node makes the nodes after the files, and those of one `dev` after those of the other.
+    fn await_nodes(&self, expected: &[u32]) {
+        let expected: BTreeSet<u32> = expected.iter().copied().collect();
+        await_equal(|| self.nodes(), &[expected.clone(), expected]);
+    }
+}
+
+fn await_equal<T: PartialEq + fmt::Debug>(seen: impl Fn() -> T, expected: &T) {
+    let end = Instant::now() + LIMIT;
+    while seen() != *expected && Instant::now() < end {
+        thread::sleep(Duration::from_millis(2));
+    }
+    assert_eq!(seen(), *expected);
+}
+
+/// Ends the thread that follows a node also when a check fails: its scope waits for it.
+struct End<'a>(&'a AtomicBool);
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
     }
 }
 
@@ -119,11 +137,12 @@ fn files_come_a_moment_after_instances_and_go_with_them_while_nodes_stay_until_a
     let node = Node::new(&["3g.40gb"]);
     let half = ["gpu0/mig/gi1", "gpu0/mig/gi1/ci0"];
     node.await_shown(&[half[0], half[1], "gpu1/mig"]);
-    assert_eq!(node.nodes(), [1, 2, 12, 13].into());
+    node.await_nodes(&[1, 2, 12, 13]);
     let state = StateFile::open(node.dir()).unwrap();
     let is_over = AtomicBool::new(false);
     thread::scope(|scope| {
         scope.spawn(|| node.files.follow(node.dir(), || is_over.load(Ordering::Relaxed)));
+        let _end = End(&is_over);
         node.create("1g.10gb");
         let small = ["gpu0/mig/gi13", "gpu0/mig/gi13/ci0"];
         node.await_shown(&[half[0], half[1], small[0], small[1], "gpu1/mig"]);
@@ -140,19 +159,19 @@ fn files_come_a_moment_after_instances_and_go_with_them_while_nodes_stay_until_a
         state.delay_kernel_files(300).unwrap();
         let start = Instant::now();
         node.create("2g.20gb");
-        let two = node.gpus()[0].mig.as_ref().unwrap()[0].id;
-        let two = [format!("gpu0/mig/gi{two}"), format!("gpu0/mig/gi{two}/ci0")];
+        let id = node.gpus()[0].mig.as_ref().unwrap()[0].id;
+        let two = [format!("gpu0/mig/gi{id}"), format!("gpu0/mig/gi{id}/ci0")];
         node.await_shown(&[&two[0], &two[1], small[0], small[1], "gpu1/mig"]);
         assert!(start.elapsed() >= Duration::from_millis(300));
-        let nodes = node.nodes();
-        assert!(nodes.is_superset(&[1, 2, 12, 13].into()), "{nodes:?}");
-        is_over.store(true, Ordering::Relaxed);
+        // Those of the instances that are gone stay.
+        let access = 3 + 9 * id;
+        node.await_nodes(&[1, 2, 12, 13, 120, 121, access, access + 1]);
     });
     state.reboot().unwrap();
     node.files.forget_nodes().unwrap();
     node.files.write(&node.gpus()).unwrap();
     node.await_shown(&["gpu0/mig", "gpu1/mig"]);
-    assert_eq!(node.nodes(), [1, 2].into());
+    node.await_nodes(&[1, 2]);
 }
 
 #[test]
