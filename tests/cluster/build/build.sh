@@ -90,9 +90,10 @@ build_kubernetes() {
     flags="$flags -X $package.gitVersion=$kubernetes_version -X $package.gitMajor=1 -X $package.gitMinor=${minor%%.*}"
   done
   go_build kubernetes "$bin/kubernetes" -ldflags "$flags" . || return
-  for name in kube-apiserver kube-controller-manager kube-scheduler kubelet kube-proxy kubectl; do
+  for name in kube-apiserver kube-controller-manager kube-scheduler kubelet kube-proxy; do
     ln -sfn kubernetes "$bin/$name"
   done
+  go_build kubernetes "$bin/kubectl" -ldflags "$flags" ./kubectl
 }
 
 # NVIDIA's container runtime, its hook program, and its generator of CDI files. They load NVML when they run, so they are C programs.

@@ -1,5 +1,5 @@
-// One program for all of Kubernetes. The name that it is called by (a symbolic
-// link) says which part runs: one link step and one file instead of six.
+// One program for all of Kubernetes but kubectl. The name that it is called by (a symbolic
+// link) says which part runs: one link step and one file instead of five.
 package main
 
 import (
@@ -13,7 +13,6 @@ import (
 	_ "k8s.io/component-base/logs/json/register"
 	_ "k8s.io/component-base/metrics/prometheus/clientgo"
 	_ "k8s.io/component-base/metrics/prometheus/version"
-	kubectl "k8s.io/kubectl/pkg/cmd"
 	apiserver "k8s.io/kubernetes/cmd/kube-apiserver/app"
 	controllermanager "k8s.io/kubernetes/cmd/kube-controller-manager/app"
 	proxy "k8s.io/kubernetes/cmd/kube-proxy/app"
@@ -33,8 +32,6 @@ func command(name string) *cobra.Command {
 		return kubelet.NewKubeletCommand(context.Background())
 	case "kube-proxy":
 		return proxy.NewProxyCommand()
-	case "kubectl":
-		return kubectl.NewDefaultKubectlCommand()
 	}
 	return nil
 }
