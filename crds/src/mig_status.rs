@@ -54,6 +54,7 @@ pub(crate) fn is_zero(number: &u32) -> bool {
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema, IntoStaticStr,
 )]
 #[schemars(description = "")]
+#[cfg_attr(test, derive(strum::VariantNames))]
 pub enum MigPhase {
     /// The GPU has its layout.
     #[default]
@@ -81,6 +82,7 @@ pub enum MigPhase {
 /// Causes of a phase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema, IntoStaticStr)]
 #[schemars(description = "")]
+#[cfg_attr(test, derive(strum::VariantNames))]
 pub enum MigReason {
     /// The board does not have MIG.
     NoMig,
@@ -125,5 +127,27 @@ impl MigReason {
     /// Returns the name in the API.
     pub fn as_str(self) -> &'static str {
         self.into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use strum::VariantNames;
+
+    /// First column of the table below a heading.
+    fn documented(heading: &str) -> Vec<&'static str> {
+        let page = include_str!("../../docs/mig.md");
+        let section = page.split(&format!("\n## {heading}\n")).nth(1).unwrap_or_default();
+        let rows = section.split("\n#").next().unwrap_or_default().lines();
+        rows.filter_map(|row| row.strip_prefix("| `")?.split('`').next())
+            .collect()
+    }
+
+    #[test]
+    fn page_has_every_phase_and_every_reason_and_no_other() {
+        let known = MigPhase::VARIANTS.iter().copied().filter(|name| *name != "Unknown");
+        assert_eq!(documented("Phases"), known.collect::<Vec<_>>());
+        assert_eq!(documented("Reasons"), MigReason::VARIANTS);
     }
 }

@@ -86,6 +86,11 @@ impl Agent {
     /// `run` on a node whose configuration was saved by an agent before, with an API server that does not answer.
     pub fn run_saved(node: &Node) -> Result<Self> {
         node.save_config()?;
+        Self::run_without_api_server(node)
+    }
+
+    /// `run` on a node whose API server does not answer.
+    pub fn run_without_api_server(node: &Node) -> Result<Self> {
         // Nobody listens at that port.
         Self::run_of_cluster(node, "https://127.0.0.1:1")
     }

@@ -204,14 +204,18 @@ impl Node {
         Ok(fs::rename(new, module)?)
     }
 
-    /// Reboots the machine: boot id, driver and boards, and what the kernel shows of MIG. Processes of the node are the test's business.
+    /// Unloads the driver and loads it: with its kernel module go what it and the boards forget, and what the kernel shows of MIG.
+    /// Processes of the node are the test's business.
+    pub fn reload_driver(&self) -> Result<()> {
+        self.state()?.reboot()?;
+        self.kernel_files().write(&DriverState::gpus(&self.library_folder())?)?;
+        self.load_module()
+    }
+
+    /// Reboots the machine: the driver with all of the above, device nodes, and the boot id.
     pub fn power_cycle(&self, boot_id: &str) -> Result<()> {
-        let state = self.state()?;
-        state.reboot()?;
-        let files = self.kernel_files();
-        files.forget_nodes()?;
-        files.write(&DriverState::gpus(&self.library_folder())?)?;
-        self.load_module()?;
+        self.kernel_files().forget_nodes()?;
+        self.reload_driver()?;
         self.reboot(boot_id)
     }
 

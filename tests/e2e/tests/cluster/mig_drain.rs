@@ -4,7 +4,8 @@
 
 use crate::samples;
 use anyhow::{Result, ensure};
-use gpunode_e2e::{Lab, MIG_A100, eventually, names, taints};
+use gpunode_cluster::Signal;
+use gpunode_e2e::{AuditEvent, Lab, MIG_A100, eventually, names, taints};
 use gpunode_scenario::OpenHandle;
 use serde_json::Value;
 use std::time::Duration;
@@ -96,6 +97,32 @@ fn a_budget_delays_an_eviction_and_a_cordoned_node_stays_cordoned() -> Result<()
     ensure!(!pods.contains(&held.concat()), "it was evicted: {pods:?}");
     assert_eq!(lab.node(MIG_A100)?["spec"]["unschedulable"], true);
     lab.kubectl(&["uncordon", MIG_A100]).map(drop)
+}
+
+#[test]
+#[ignore = "needs the local cluster: make test"]
+fn an_operator_killed_in_a_drain_is_followed_by_one_that_ends_it() -> Result<()> {
+    let (lab, _held) = held_by_a_budget()?;
+    lab.put_drained_layout(MIG_A100, &first_gpu("7g.80gb: 1"), &evicting(", timeout: 15m"))?;
+    lab.await_mig(MIG_A100, 0, "7g.80gb:1", "Waiting")?;
+    await_taint(&lab, true)?;
+    let audit = lab.audit()?;
+    lab.operator_process(&lab.leader()?)?.signal(Signal::KILL)?;
+    lab.kubectl(&["delete", "poddisruptionbudget", "held"])?;
+    await_whole(&lab)?;
+    let is_new = |event: &AuditEvent| {
+        event
+            .request()
+            .is_some_and(|request| request.to_string().contains("Prepare"))
+    };
+    let begun: Vec<String> = audit
+        .gpunode_writes()?
+        .iter()
+        .filter(|event| is_new(event))
+        .map(ToString::to_string)
+        .collect();
+    assert_eq!(begun, Vec::<String>::new(), "the drain was begun again");
+    Ok(())
 }
 
 #[test]

@@ -46,6 +46,15 @@ fn run(lab: &Lab, app: &str, resource: &str, expected: &BTreeSet<String>) -> Res
     Ok(pods)
 }
 
+/// Returns the devices in the environments of containers that have one each.
+fn told(lab: &Lab, pods: &[String]) -> Result<BTreeSet<String>> {
+    let told = |pod: &String| {
+        let device = lab.workload_environment(pod)?.remove("NVIDIA_VISIBLE_DEVICES");
+        device.with_context(|| format!("{pod} is told no device"))
+    };
+    pods.iter().map(told).collect()
+}
+
 fn end(lab: &Lab, apps: &[&str]) -> Result<()> {
     let command = ["delete", "deployment", "--cascade=foreground", "--timeout=90s"];
     lab.kubectl(&[&command[..], apps].concat()).map(drop)
@@ -74,7 +83,8 @@ fn a_node_goes_from_whole_gpus_to_mixed_to_single_and_back_with_pods_on_each() -
     end(&lab, &["whole"])?;
 
     // The second A100 and the V100 stay whole.
-    lab.put_layout(MIG_A100, &first_gpu("1g.10gb: 3, 4g.40gb: 1"))?;
+    let mixed = first_gpu("1g.10gb: 3, 4g.40gb: 1").replacen('{', "{deviceListStrategy: [CdiCri, Envvar], ", 1);
+    lab.put_layout(MIG_A100, &mixed)?;
     let devices = lab.await_layout(MIG_A100, 0, "1g.10gb:3,4g.40gb:1")?;
     for (resource, count) in [(GPU, 2), (SMALL, 3), (LARGE, 1)] {
         lab.await_allocatable(MIG_A100, resource, count)?;
@@ -87,6 +97,8 @@ fn a_node_goes_from_whole_gpus_to_mixed_to_single_and_back_with_pods_on_each() -
     for pod in small.iter().chain(&large) {
         opens_its_instances(&lab, pod)?;
     }
+    assert_eq!(told(&lab, &small)?, of_profile(&devices, "1g.10gb"));
+    assert_eq!(told(&lab, &large)?, of_profile(&devices, "4g.40gb"));
     end(&lab, &["whole", "small", "large"])?;
 
     let single = "{mig: {strategy: Single, layout: [{devices: {products: ['*A100*']}, instances: {3g.40gb: 2}}]},
@@ -102,9 +114,7 @@ fn a_node_goes_from_whole_gpus_to_mixed_to_single_and_back_with_pods_on_each() -
     }
     lab.apply(&samples::holding("halves", MIG_A100, 4, GPU, 1))?;
     let pods = lab.await_running("halves", 4)?;
-    let told = |pod: &String| Ok(lab.workload_environment(pod)?.remove("NVIDIA_VISIBLE_DEVICES"));
-    let told: Vec<Option<String>> = pods.iter().map(told).collect::<Result<_>>()?;
-    assert_eq!(told.into_iter().flatten().collect::<BTreeSet<_>>(), halves);
+    assert_eq!(told(&lab, &pods)?, halves);
     end(&lab, &["halves"])?;
 
     let off = "{mig: {strategy: None, layout: [{devices: {indices: [0, 1]}, disabled: true}]}}";

@@ -20,6 +20,7 @@ mod mig;
 mod mig_interrupted;
 mod mig_kills;
 mod mig_layout;
+mod mig_restore;
 mod mps;
 mod mps_mounts;
 mod mps_shares;

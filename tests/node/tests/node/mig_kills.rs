@@ -2,7 +2,7 @@
 //! same, and the device of a pod as it was.
 
 use crate::mig_layout::{
-    AFTER, BEFORE, LARGE, MEDIUM, PROFILE_2G, PROFILE_4G, SMALL, devices, mig, node, offers_after, offers_before,
+    AFTER, BEFORE, GPU, LARGE, MEDIUM, PROFILE_2G, PROFILE_4G, SMALL, devices, mig, node, offers_after, offers_before,
     reaches,
 };
 use anyhow::{Context as _, Result, ensure};
@@ -54,6 +54,18 @@ fn record(node: &Node, field: &str) -> Option<Value> {
 
 fn is_persistent(node: &Node) -> Option<bool> {
     Some(node.state().ok()?.driver().ok()?.gpu(0).persistence)
+}
+
+fn set_persistent(node: &Node) -> Result<()> {
+    let library = node.library();
+    let folder = library.parent().context("the folder of the library")?;
+    Ok(DriverState::update_gpu(folder, 0, |modes| modes.persistence = true)?)
+}
+
+/// Returns true once persistence mode is on again, and nobody has to restore it.
+fn is_restored(node: &Node) -> bool {
+    let saved = records(node).map(|records| records["persistent"].clone());
+    is_persistent(node) == Some(true) && saved.is_some_and(|saved| saved.is_null())
 }
 
 /// Returns true once the CDI file has every device of the GPU.
@@ -142,22 +154,37 @@ async fn agent_killed_at_every_step_ends_in_the_layout() -> Result<()> {
 #[ignore = "needs root: make test"]
 async fn agent_killed_while_it_turns_mig_on_ends_in_the_layout_and_restores_persistence_mode() -> Result<()> {
     let node = node()?;
-    let folder = node.library();
-    let folder = folder.parent().context("the folder of the library")?;
-    DriverState::update_gpu(folder, 0, |modes| modes.persistence = true)?;
+    set_persistent(&node)?;
     slow_down(&node, &[&MODE_CHANGES[..], &CHANGES[2..]].concat())?;
     let before = Lasting::of(&node);
     let mut lab = Lab::start(node, BEFORE)?;
-    let is_restored = |node: &Node| {
-        let saved = records(node).map(|records| records["persistent"].clone());
-        is_persistent(node) == Some(true) && saved.is_some_and(|saved| saved.is_null())
-    };
     let kills = kill_until(&mut lab, before, |node| has_before(node) && is_restored(node)).await?;
     assert!(
         kills >= 12,
         "the save, persistence mode off and on, the mode, and two calls for each of four instances: {kills}"
     );
     offers_before(&lab.kubelet, &lab.node).await
+}
+
+#[tokio::test]
+#[ignore = "needs root: make test"]
+async fn agent_killed_while_it_turns_mig_off_offers_the_whole_gpu_and_restores_persistence_mode() -> Result<()> {
+    let mut lab = Lab::start(node()?, BEFORE)?;
+    offers_before(&lab.kubelet, &lab.node).await?;
+    set_persistent(&lab.node)?;
+    slow_down(&lab.node, &[&MODE_CHANGES[..], &CHANGES[..2]].concat())?;
+    let before = Lasting::of(&lab.node);
+    lab.apply("mig: {strategy: Mixed, layout: [{disabled: true}]}")?;
+    let is_off = |node: &Node| mig(node).is_some_and(|mig| !mig.enabled) && record(node, "change").is_none();
+    let kills = kill_until(&mut lab, before, |node| is_off(node) && is_restored(node)).await?;
+    assert!(
+        kills >= 12,
+        "the save, two calls for each of four instances, persistence mode off and on, and the mode: {kills}"
+    );
+    let gpu = lab.node.uuids()?.remove(0);
+    lab.kubelet.advertises(GPU, &[(&gpu, true)]).await?;
+    assert_eq!(lab.kubelet.advertised_twice(), None);
+    Ok(())
 }
 
 #[tokio::test]

@@ -251,48 +251,6 @@ async fn change_that_fails_in_the_middle_is_tried_again_and_nothing_half_made_is
 }
 
 #[tokio::test]
-#[ignore = "needs root: make test"]
-async fn instances_are_back_before_the_first_list_after_a_reboot() -> Result<()> {
-    for (board, uuids) in [
-        ("NVIDIA A100-SXM4-80GB", MigUuids::Returning),
-        ("NVIDIA H100 80GB HBM3", MigUuids::New),
-    ] {
-        let mut lab = Lab::start(node_of(board, 2, uuids)?, BEFORE)?;
-        lab.kubelet.has(SMALL, |endpoint| endpoint.healthy().len() == 6).await?;
-        lab.kubelet.has(LARGE, |endpoint| endpoint.healthy().len() == 2).await?;
-        let before = mig(&lab.node).context("MIG")?;
-        lab.kubelet.admit("pod", "main", LARGE, 1).await?;
-        lab.kubelet.is_listed().await?;
-        lab.agent.kill().await?;
-        lab.kubelet.release("pod");
-        lab.kubelet.stop();
-        lab.node.power_cycle("second")?;
-        // Boards that nobody has opened since the boot take their time.
-        lab.node.state()?.delay(0, "nvmlDeviceGetName", 500)?;
-        let lists = lab.kubelet.messages(SMALL).len();
-        lab.kubelet.restart()?;
-        lab.agent = Agent::run(&lab.node)?;
-        until("the first list", || {
-            (lab.kubelet.messages(SMALL).len() > lists).then_some(())
-        })
-        .await?;
-        let after = mig(&lab.node).context("MIG after the reboot")?;
-        let places = |mig: &MigState| -> Vec<(u32, u32, u32)> {
-            let of = mig.instances.iter();
-            of.map(|instance| (instance.id, instance.profile, instance.start))
-                .collect()
-        };
-        assert_eq!(places(&after), places(&before), "{board}");
-        lab.kubelet.has(SMALL, |endpoint| endpoint.healthy().len() == 6).await?;
-        lab.kubelet.has(LARGE, |endpoint| endpoint.healthy().len() == 2).await?;
-        let first = &lab.kubelet.messages(SMALL)[lists];
-        let healthy = first.devices.iter().filter(|device| device.health == "Healthy");
-        assert_eq!(healthy.count(), 6, "{board}: {first:?}");
-    }
-    Ok(())
-}
-
-#[tokio::test]
 async fn change_that_was_begun_ends_although_no_layout_is_wanted_any_more() -> Result<()> {
     let mut lab = Lab::start(node()?, BEFORE)?;
     offers_before(&lab.kubelet, &lab.node).await?;
