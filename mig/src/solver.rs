@@ -30,6 +30,8 @@ pub struct PlacedLayout {
     pub surplus: Vec<PlacedInstance>,
     /// Instances that have to be destroyed first.
     pub removed: Vec<PlacedInstance>,
+    /// Instances of each profile that still fit, each profile for itself, the largest profile first.
+    pub room: Vec<u32>,
 }
 
 impl PlacedLayout {
@@ -94,7 +96,10 @@ pub fn place(geometry: &MigGeometry, wanted: &MigLayout, present: &[PresentInsta
 
 /// Sorts the instances of an arrangement by what becomes of them.
 fn placed(around: &Neighbourhood<'_>, wanted: &[u32], arrangement: &Arrangement) -> PlacedLayout {
-    let mut result = PlacedLayout::default();
+    let mut result = PlacedLayout {
+        room: arrangement.room.clone(),
+        ..PlacedLayout::default()
+    };
     let mut missing = wanted.to_vec();
     for instance in &around.in_use {
         let index = around

@@ -444,6 +444,18 @@ proptest! {
             (Err(NoPlacement { nearest, .. }), None) => {
                 let smaller = solve(geometry, &nearest, &present);
                 prop_assert!(smaller.is_ok(), "{} does not fit", nearest);
+                // No packing has more of what is wanted.
+                let worth = |there: &[u32]| {
+                    let parts = geometry.profiles.iter().zip(counts.iter().zip(there));
+                    parts.fold((0, 0, 0), |(instances, memory, compute), (profile, (wanted, there))| {
+                        let count = *wanted.min(there);
+                        (instances + count, memory + count * profile.memory_slices(), compute + count * profile.slices)
+                    })
+                };
+                let around = all.iter().filter(|packing| stay.iter().all(|instance| packing.instances.contains(instance)));
+                let best = around.map(|packing| worth(&geometry.counts(&packing.instances))).max();
+                let found = nearest.counts(geometry).map_err(|error| TestCaseError::fail(error.to_string()))?;
+                prop_assert_eq!(Some(worth(&found)), best, "{}", nearest);
             }
             (answer, best) => return Err(TestCaseError::fail(format!("{answer:?}, exhaustive search: {best:?}"))),
         }

@@ -13,6 +13,7 @@ const INDEX_FIGURES: &[(&str, &str, &str)] = &[
     ("index-plan-p99", "the same, p99", "µs"),
     ("index-event", "an event of one node, to its write, median", "µs"),
     ("index-edit", "an edit of one policy, to the first node, median", "ms"),
+    ("index-edits", "edits of all policies together, to the first node", "ms"),
     ("index-previews", "previews of 20 policies on every node", "s"),
     ("index-turn", "longest turn of a sweep, p99.9", "ms"),
     ("index-preview-turn", "longest turn of previews, p99.9", "ms"),

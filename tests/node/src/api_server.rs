@@ -67,6 +67,11 @@ impl ApiServer {
         self.set_spec(&json!({"config": config, "change": change}));
     }
 
+    /// Returns a field of the GpuNode's specification.
+    pub fn spec(&self, pointer: &str) -> Option<Value> {
+        self.gpu_node.borrow()["spec"].pointer(pointer).cloned()
+    }
+
     /// Returns a field of the GpuNode's status.
     pub fn status(&self, pointer: &str) -> Option<Value> {
         self.gpu_node.borrow()["status"].pointer(pointer).cloned()

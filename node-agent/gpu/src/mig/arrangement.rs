@@ -7,7 +7,7 @@ use gpunode_mig::{MigLayout, NoPlacement, PlacedInstance, PlacedLayout, PresentI
 const MAX_CHOSEN: usize = 7;
 
 /// Places `wanted` on a GPU. Of all sets of instances that could stay, those stay that have the most instances in use, then the
-/// most instances. An instance without compute instances can stay, one with several cannot.
+/// most instances, then those that leave room for the largest profile. An instance without compute instances can stay, one with several cannot.
 pub fn arrange(
     state: &GpuMigState,
     wanted: &MigLayout,
@@ -31,12 +31,16 @@ pub fn arrange(
         let best = choices(&used, count)
             .filter_map(|chosen| around(state, wanted, &used, &idle, &chosen))
             // Of equal ones the first.
-            .reduce(|best, next| if next.kept.len() > best.kept.len() { next } else { best });
+            .reduce(|best, next| if worth(&next) > worth(&best) { next } else { best });
         if let Some(best) = best {
             return Ok(best);
         }
     }
     solve(&state.geometry, wanted, &[])
+}
+
+fn worth(placed: &PlacedLayout) -> (usize, &[u32]) {
+    (placed.kept.len(), &placed.room)
 }
 
 /// Places the layout around `chosen`, which stay. None if it does not fit, or has fewer instances of a profile than `chosen`.
@@ -75,3 +79,6 @@ fn choices(instances: &[PlacedInstance], count: usize) -> impl Iterator<Item = V
         chosen.map(|(_, instance)| *instance).collect()
     })
 }
+
+#[cfg(test)]
+mod tests;

@@ -801,7 +801,9 @@ impl GpuCase<'_> {
                 "the GPU has its layout from before again, after {attempts} attempts: {message}; repair the GPU, or change \
                  devicePlugin in the policy, to try again"
             )
-        } else if *attempts >= MAX_ATTEMPTS {
+        } else if *attempts > MAX_ATTEMPTS {
+            format!("cannot go back to the layout from before either, tries again: {message}; repair the GPU")
+        } else if *attempts == MAX_ATTEMPTS {
             format!("goes back to the layout from before, after {attempts} attempts: {message}")
         } else {
             format!("{message}; attempt {attempts} of {MAX_ATTEMPTS}, the next one follows")

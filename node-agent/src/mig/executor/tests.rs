@@ -245,6 +245,27 @@ async fn gpus_get_their_layouts_one_after_the_other_and_the_hardware_is_read_aga
     assert!(!*test.executor.alone.borrow(), "no GPU was reset");
 }
 
+/// The approval is for what was clear a while ago.
+#[tokio::test]
+#[ignore = "needs root: make test"]
+async fn what_came_since_the_approval_keeps_a_gpu_from_its_change() {
+    let wanted = layout(&[(9, 4, 4), (14, 0, 2)]);
+    for kind in [MigWorkKind::Apply, MigWorkKind::RollBack, MigWorkKind::Restore] {
+        let node = TestNode::new(A100, 1, Some("3g.40gb, 3g.40gb"));
+        let before = node.state_of(0);
+        let capability = 10 * (before.instances[0].id + 1);
+        node.add_process(22, "nv-hostengine", &format!("/dev/nvidia-caps/nvidia-cap{capability}"));
+        let test = TestExecutor::new(&node);
+        let _task = test.start();
+        let result = test.done(node.work(0, kind, &wanted)).await;
+        let is_blocked = matches!(&result, AttemptResult::Blocked { reason: MigReason::InUse, message }
+            if message.contains("nv-hostengine"));
+        assert!(is_blocked, "{kind:?}: {result:?}");
+        assert_eq!(node.state_of(0), before, "{kind:?}");
+        assert!(node.records().records().is_empty(), "{kind:?}: nothing has begun");
+    }
+}
+
 #[tokio::test]
 #[ignore = "needs root: make test"]
 async fn a_reset_waits_for_other_calls_and_lets_none_begin() {

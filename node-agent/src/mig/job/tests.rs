@@ -75,7 +75,7 @@ impl TestNode {
     }
 
     /// Adds a process of the host that has a file open.
-    fn add_process(&self, pid: u32, name: &str, open: &str) {
+    pub fn add_process(&self, pid: u32, name: &str, open: &str) {
         let folder = self.host.path().join("proc").join(pid.to_string());
         fs::create_dir_all(folder.join("fd")).unwrap();
         fs::write(folder.join("comm"), format!("{name}\n")).unwrap();

@@ -90,11 +90,15 @@ impl Drained {
         self.carry_out(RolloutPermit::Withheld, minutes)
     }
 
-    fn carry_out(&mut self, permit: RolloutPermit, minutes: i64) -> NodePlan {
-        let plan = self.plan(permit, &evicting(""), minutes);
+    fn patch_node(&mut self, plan: &NodePlan) {
         if let Some(patch) = &plan.patch {
             json_patch::patch(&mut self.world.node, patch).unwrap();
         }
+    }
+
+    fn carry_out(&mut self, permit: RolloutPermit, minutes: i64) -> NodePlan {
+        let plan = self.plan(permit, &evicting(""), minutes);
+        self.patch_node(&plan);
         match &plan.gpu_node {
             GpuNodeChange::None => {}
             // The next plan brings all other writes.
@@ -289,6 +293,46 @@ fn operator_that_takes_over_a_drain_reads_the_pods_again_and_goes_on() {
     node.status().finished_change = since;
     node.step(3);
     assert!(!node.has_taint());
+}
+
+/// A step writes the Node and the GpuNode, and an operator may die between the two.
+#[test]
+fn operator_that_finds_half_a_step_ends_the_drain_or_goes_on_with_it() {
+    for permit in [RolloutPermit::Granted, RolloutPermit::Withheld] {
+        for is_node_written in [true, false] {
+            let case = format!("{permit:?}, Node written: {is_node_written}");
+            let write_half = |node: &mut Drained, plan: &NodePlan| {
+                if is_node_written {
+                    node.patch_node(plan);
+                } else {
+                    node.world = written(node.world.clone(), plan);
+                }
+                node.reviewed = None;
+            };
+            let mut node = Drained::new(&["ml/a"]);
+            let begins = node.plan(RolloutPermit::Granted, &evicting(""), 0);
+            write_half(&mut node, &begins);
+            for _ in 0..3 {
+                node.carry_out(permit, 0);
+            }
+            let goes_on = !is_node_written || permit == RolloutPermit::Granted;
+            let expected = goes_on.then_some(ChangeState::Prepare);
+            assert_eq!((node.state(), node.has_taint()), (expected, goes_on), "{case}");
+
+            let mut node = begun(&["ml/a"]);
+            let fails = node.plan(permit, &evicting(""), 6);
+            assert!(
+                fails.patch.is_some() && fails.gpu_node != GpuNodeChange::None,
+                "{case}: {fails:?}"
+            );
+            write_half(&mut node, &fails);
+            for _ in 0..3 {
+                node.carry_out(permit, 6);
+            }
+            let failed = Some(ChangeState::Failed);
+            assert_eq!((node.state(), node.has_taint()), (failed, false), "{case}");
+        }
+    }
 }
 
 #[test]

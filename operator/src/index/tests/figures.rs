@@ -367,8 +367,8 @@ fn kept<K: serde::de::DeserializeOwned, T>(
 }
 
 #[test]
-#[ignore = "a measurement: docs/adr/0008-own-controller-runtime.md"]
-fn memory_of_5000_cached_nodes() {
+#[ignore = "a measurement: make bench"]
+fn measure_memory_of_5000_cached_nodes() {
     // What the parser needs is there before the first measurement.
     drop(black_box(kept(reported_node, |_: Node| ())));
     drop(black_box(kept(reported_gpu_node, |_: GpuNode| ())));

@@ -340,13 +340,18 @@ fn index_of_20000_nodes_and_50_policies() {
             applied + begun
         })
         .collect();
+    let policies = fleet.policies(3).into_iter();
+    let applied: Duration = policies
+        .map(|policy| fleet.apply(IndexMessage::Policies(WatchUpdate::applied(policy.into()))))
+        .sum();
+    let (_, begun) = fleet.turn(&WorkKey::Sweep);
     let mut times = fleet.work();
     assert_eq!(times.results.len(), NODES, "one write for each node");
     let label = |index: usize| {
         let facts = fleet.index.objects.nodes.get(&name_of(index)).unwrap();
         facts.labels.get(LABEL).map(str::to_owned)
     };
-    assert!((0..NODES).all(|index| label(index).as_deref() == Some("round-2")));
+    assert!((0..NODES).all(|index| label(index).as_deref() == Some("round-3")));
     let sweep = sum(&times.plans) + sum(&times.results) + sum(&times.slices);
     let micros = |time: Duration| time.as_secs_f64() * 1e6;
     let millis = |time: Duration| time.as_secs_f64() * 1e3;
@@ -354,6 +359,7 @@ fn index_of_20000_nodes_and_50_policies() {
     tell_figure("index-plan", micros(share_of(&mut times.plans, 0.5)), "µs");
     tell_figure("index-plan-p99", micros(share_of(&mut times.plans, 0.99)), "µs");
     tell_figure("index-edit", millis(share_of(&mut edits, 0.5)), "ms");
+    tell_figure("index-edits", millis(applied + begun), "ms");
     tell_figure("index-previews", sum(&times.previews).as_secs_f64(), "s");
     tell_figure("index-preview-turn", millis(share_of(&mut times.previews, 0.999)), "ms");
     tell_figure("index-status", millis(share_of(&mut times.statuses, 1.0)), "ms");

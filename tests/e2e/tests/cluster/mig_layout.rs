@@ -102,7 +102,7 @@ fn a_node_goes_from_whole_gpus_to_mixed_to_single_and_back_with_pods_on_each() -
     end(&lab, &["whole", "small", "large"])?;
 
     let single = "{mig: {strategy: Single, layout: [{devices: {products: ['*A100*']}, instances: {3g.40gb: 2}}]},
-        deviceListStrategy: [Envvar], resources: [{name: nvidia.com/gpu, devices: {indices: [0, 1]}}]}";
+        deviceListStrategy: [CdiCri, Envvar], resources: [{name: nvidia.com/gpu, devices: {indices: [0, 1]}}]}";
     lab.put_layout(MIG_A100, single)?;
     let mut halves = BTreeSet::new();
     for index in [0, 1] {
@@ -112,8 +112,7 @@ fn a_node_goes_from_whole_gpus_to_mixed_to_single_and_back_with_pods_on_each() -
     for resource in [SMALL, LARGE] {
         lab.await_allocatable(MIG_A100, resource, 0)?;
     }
-    lab.apply(&samples::holding("halves", MIG_A100, 4, GPU, 1))?;
-    let pods = lab.await_running("halves", 4)?;
+    let pods = run(&lab, "halves", GPU, &halves)?;
     assert_eq!(told(&lab, &pods)?, halves);
     end(&lab, &["halves"])?;
 

@@ -103,9 +103,10 @@ async fn ensure_counted(fleet: &Fleet, pair: &OperatorPair, writes: usize) -> Re
             .and_then(|value| value.parse().ok())
             .with_context(|| format!("find {name}in {text}"))
     };
+    let planned = r#"planning_time_seconds_count{kind="Node"}"#;
     for name in [
         r#"writes_total{kind="Node",result="accepted"}"#,
-        r#"planning_time_seconds_count{kind="Node"}"#,
+        planned,
         r#"reconcile_time_seconds_count{kind="Node"}"#,
     ] {
         ensure!(
@@ -114,6 +115,13 @@ async fn ensure_counted(fleet: &Fleet, pair: &OperatorPair, writes: usize) -> Re
             value(name)?
         );
     }
+    // One for each write, and one of each node when the replica became the leader.
+    let most = 1.1 * number(writes + fleet.size());
+    ensure!(
+        value(planned)? <= most,
+        "{planned} is {} after {writes} writes",
+        value(planned)?
+    );
     let nodes = value(r#"cache_objects{resource="nodes"}"#)?;
     ensure!(nodes >= number(fleet.size()), "the cache has {nodes} nodes");
     let age = value("lease_age_seconds")?;

@@ -6,7 +6,7 @@ use crate::mig_layout::{
     reaches,
 };
 use anyhow::{Context as _, Result, ensure};
-use gpunode_node_tests::{Agent, Lab, ListMessage, Node, until};
+use gpunode_node_tests::{Agent, ApiServer, FakeKubelet, Lab, ListMessage, Node, until};
 use gpunode_scenario::{DriverState, MigState, ReturnCode};
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 use serde_json::{Value, json};
@@ -95,7 +95,17 @@ impl Lasting {
 }
 
 /// Kills the agent after each call of the driver and after each save, in the midst of the next one. Returns the number of kills.
-async fn kill_until(lab: &mut Lab, mut before: Lasting, is_there: impl Fn(&Node) -> bool) -> Result<usize> {
+async fn kill_until(lab: &mut Lab, before: Lasting, is_there: impl Fn(&Node) -> bool) -> Result<usize> {
+    kill_and_run_until(lab, Agent::run, before, is_there).await
+}
+
+/// The same with agents that are run in another way.
+async fn kill_and_run_until(
+    lab: &mut Lab,
+    run: impl Fn(&Node) -> Result<Agent>,
+    mut before: Lasting,
+    is_there: impl Fn(&Node) -> bool,
+) -> Result<usize> {
     for kills in 0..MOST_KILLS {
         let is_next = || (Lasting::of(&lab.node) != before || is_there(&lab.node)).then_some(());
         until("the agent makes another step", is_next).await?;
@@ -104,7 +114,7 @@ async fn kill_until(lab: &mut Lab, mut before: Lasting, is_there: impl Fn(&Node)
         }
         lab.agent.kill().await?;
         before = Lasting::of(&lab.node);
-        lab.agent = Agent::run(&lab.node)?;
+        lab.agent = run(&lab.node)?;
     }
     anyhow::bail!("it makes no progress: {MOST_KILLS} kills")
 }
@@ -146,6 +156,46 @@ async fn agent_killed_at_every_step_ends_in_the_layout() -> Result<()> {
     let kills = kill_until(&mut lab, before, has_after).await?;
     assert!(kills >= 7, "six calls and the save before them: {kills}");
     offers_after(&lab.kubelet, &lab.node).await?;
+    is_undisturbed(&lab, &large);
+    Ok(())
+}
+
+#[tokio::test]
+#[ignore = "needs root: make test"]
+async fn agent_killed_in_the_handshake_with_the_operator_needs_one_approval() -> Result<()> {
+    let (api_server, node) = (ApiServer::start().await?, node()?);
+    api_server.configure(BEFORE);
+    let kubelet = FakeKubelet::start(node.device_plugins())?;
+    let run = |node: &Node| Agent::run_beside(&api_server, node);
+    let agent = run(&node)?;
+    let mut lab = Lab { agent, kubelet, node };
+    offers_before(&lab.kubelet, &lab.node).await?;
+    let large = lab.kubelet.admit("large", "main", LARGE, 1).await?.ids;
+    lab.kubelet.is_listed().await?;
+    let withdrawn = async |lab: &Lab| {
+        lab.kubelet.has(SMALL, |endpoint| endpoint.healthy().len() == 1).await?;
+        reaches(&lab.agent, "AwaitingApproval").await
+    };
+
+    api_server.request("Prepare", AFTER);
+    withdrawn(&lab).await?;
+    lab.agent.kill().await?;
+    lab.agent = run(&lab.node)?;
+    withdrawn(&lab).await?;
+    lab.agent.kill().await?;
+    slow_down(&lab.node, &CHANGES)?;
+    let before = Lasting::of(&lab.node);
+    api_server.request("Approved", AFTER);
+    let approval = api_server.spec("/change").context("the approval")?;
+    lab.agent = run(&lab.node)?;
+    let kills = kill_and_run_until(&mut lab, run, before, has_after).await?;
+    assert!(kills >= 7, "six calls and the save before them: {kills}");
+    offers_after(&lab.kubelet, &lab.node).await?;
+    until("the agent says that it is done", || {
+        (api_server.status("/finishedChange")? == approval["since"]).then_some(())
+    })
+    .await?;
+    assert_eq!(api_server.spec("/change"), Some(approval));
     is_undisturbed(&lab, &large);
     Ok(())
 }

@@ -338,6 +338,36 @@ async fn group_takes_its_gpus_and_leaves_the_others_as_they_are() -> Result<()> 
     Ok(())
 }
 
+/// The driver resets the board for its mode.
+#[tokio::test]
+#[ignore = "needs root: make test"]
+async fn containers_get_the_number_that_a_gpu_has_after_its_mode_has_changed() -> Result<()> {
+    let node = node()?;
+    node.state()?.update_gpu(0, |gpu| gpu.minor_after_mode = Some(20))?;
+    let config = format!("{BEFORE}\ndeviceListStrategy: [CdiCri, Envvar]\npassDeviceSpecs: true");
+    let lab = Lab::start(node, &config)?;
+    offers_before(&lab.kubelet, &lab.node).await?;
+    lab.agent.await_ready().await?;
+    let file = lab.node.cdi_file()?.context("the CDI file")?.to_string();
+    assert!(
+        file.contains("\"/dev/nvidia20\"") && !file.contains("\"/dev/nvidia0\""),
+        "{file}"
+    );
+    let admitted = lab.kubelet.admit("pod", "main", LARGE, 1).await?;
+    let paths: Vec<String> = admitted
+        .response
+        .devices
+        .into_iter()
+        .map(|device| device.container_path)
+        .collect();
+    let is_other = |path: &String| path.starts_with("/dev/nvidia0");
+    assert!(
+        paths.contains(&"/dev/nvidia20".to_owned()) && !paths.iter().any(is_other),
+        "{paths:?}"
+    );
+    Ok(())
+}
+
 /// From the first change, which is approved then, until the kubelet may allocate all devices.
 #[tokio::test]
 #[ignore = "a measurement: make bench"]

@@ -787,6 +787,10 @@ fn failed_change_is_tried_thrice_and_then_taken_back() {
             (3, -1),
             format!("goes back to the layout from before, after 3 attempts: {text}"),
         ),
+        (
+            (4, -1),
+            format!("cannot go back to the layout from before either, tries again: {text}; repair the GPU"),
+        ),
     ] {
         assert_eq!(half_done().recorded(begun(Some(failure))).message(), message);
     }
