@@ -62,9 +62,9 @@ use crate::{
 };
 use gpunode_crds::{ConditionType, GpuDevice, GpuNodePolicy, GpuNodeStatus, NodeCounts, PolicyMode, Reason};
 use gpunode_plan::{
-    AgentPodSettings, DISCOVERY_NAME, GpuNodeFacts, NodeFacts, NodePlan, PatchBuilder, PodEviction, Policy, PolicySet,
-    PolicyTally, RejectedPod, RolloutPermit, RolloutStage, has_startup_taint, is_released,
-    policies_delete_rejected_pods, policy_daemonset_name, policy_missing, policy_status, removal_paced, runs_discovery,
+    AgentPodSettings, DISCOVERY_NAME, GpuNodeFacts, NodeFacts, NodePlan, PodEviction, Policy, PolicySet, PolicyTally,
+    RejectedPod, RolloutPermit, RolloutStage, has_startup_taint, is_released, policies_delete_rejected_pods,
+    policy_daemonset_name, policy_missing, policy_status, removal_paced, runs_discovery,
 };
 use jiff::Timestamp;
 use std::{
@@ -215,16 +215,6 @@ impl ClusterIndex {
             WrittenObject::Node(node) => {
                 let delta = self.objects.nodes.apply_write(*node, WriteKind::Update);
                 self.nodes_changed(delta.as_slice(), |_, _| WorkClass::Ordinary, now, effects);
-            }
-            WrittenObject::PatchedNode { metadata, patch } => {
-                // If another version is known than the patch was for, the watch has brought a later one.
-                let is_before =
-                    |known: &&Arc<NodeFacts>| PatchBuilder::version_of(&patch) == Some(known.resource_version.as_str());
-                let known = self.objects.nodes.get(&metadata.name).filter(is_before);
-                if let Some(node) = known.map(|known| known.patched(*metadata, &patch)) {
-                    let delta = self.objects.nodes.apply_write(node, WriteKind::Update);
-                    self.nodes_changed(delta.as_slice(), |_, _| WorkClass::Ordinary, now, effects);
-                }
             }
             WrittenObject::DeletedNode { name, version } => {
                 let delta = self.objects.nodes.apply_delete(&name, &version);

@@ -8,7 +8,6 @@ use crate::index::{
 };
 use gpunode_crds::GpuNodePolicy;
 use gpunode_plan::{GpuNodeFacts, NodeDrain, NodeFacts, ReviewedPods};
-use json_patch::Patch;
 use k8s_openapi::api::apps::v1::DaemonSet;
 
 /// Something that the index learns.
@@ -48,11 +47,6 @@ impl IndexMessage {
 #[derive(Debug)]
 pub enum WrittenObject {
     Node(Box<NodeFacts>),
-    /// A Node after a patch, of which the API server returned the metadata.
-    PatchedNode {
-        metadata: Box<NodeFacts>,
-        patch: Patch,
-    },
     GpuNode(Box<GpuNodeFacts>, WriteKind),
     /// A write did not find the node that it was planned for, which had this version.
     DeletedNode {

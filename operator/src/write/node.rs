@@ -15,10 +15,7 @@ use crate::{
 use gpunode_plan::{GpuNodeChange, PatchBuilder};
 use json_patch::Patch as JsonPatch;
 use k8s_openapi::api::core::v1::Node;
-use kube::{
-    Api, Resource,
-    api::{Patch, Request},
-};
+use kube::{Api, api::Patch};
 
 /// Carries out the writes for a node. One that fails does not stop the other.
 pub async fn write_node(writer: &ClusterWriter, name: &str, write: NodeWrite) -> Result<(), WriteError> {
@@ -48,21 +45,15 @@ pub async fn write_node(writer: &ClusterWriter, name: &str, write: NodeWrite) ->
 async fn patch_node(writer: &ClusterWriter, name: &str, patch: Option<JsonPatch>) -> Result<(), WriteError> {
     let Some(patch) = patch else { return Ok(()) };
     let slot = writer.results.reserve().await?;
-    let json = Patch::<Node>::Json(patch.clone());
-    // The rest, two thirds of a Node and more, is known: the patch is for one version, and changes taints at most.
-    let request = Request::new(Node::url_path(&(), None)).patch_metadata(name, &patch_params(), &json);
-    let answer = match request.map_err(kube::Error::BuildRequest) {
-        Ok(request) => writer.client.request::<Watched<Node>>(request).await,
-        Err(error) => Err(error),
+    let nodes: Api<Watched<Node>> = Api::all(writer.client.clone());
+    let patched = nodes
+        .patch(name, &patch_params(), &Patch::<Node>::Json(patch.clone()))
+        .await;
+    let node = match patched {
+        Ok(node) => node,
+        Err(source) => return Err(rejected(&nodes, name, &patch, format!("patch node {name}"), source, slot).await),
     };
-    let metadata = match answer {
-        Ok(node) => Box::new(node.into_facts()),
-        Err(source) => {
-            let nodes = Api::all(writer.client.clone());
-            return Err(rejected(&nodes, name, &patch, format!("patch node {name}"), source, slot).await);
-        }
-    };
-    slot.accepted(WorkKind::Node, Some(WrittenObject::PatchedNode { metadata, patch }));
+    slot.accepted(WorkKind::Node, Some(written(node)));
     tracing::debug!(node = name, "wrote labels, taints and record");
     Ok(())
 }

@@ -13,9 +13,7 @@ use crate::{
 };
 use gpunode_crds::{OPERATOR_FIELD_MANAGER, OWNED_ANNOTATION, RECOVERED_ANNOTATION, is_kubernetes_key};
 use jiff::Timestamp;
-use json_patch::{Patch, PatchOperation};
 use k8s_openapi::{api::core::v1::Node, apimachinery::pkg::apis::meta::v1::OwnerReference};
-use serde_json::json;
 use std::{
     collections::{BTreeMap, BTreeSet},
     hash::{DefaultHasher, Hash},
@@ -66,20 +64,6 @@ impl NodeFacts {
     /// Reads the facts of a node.
     pub fn of(node: &Node) -> Self {
         Self::from(NodeFields::from(node))
-    }
-
-    /// Returns the node after a patch of its metadata and taints; `metadata` is what the API server returned of it.
-    #[must_use]
-    pub fn patched(&self, metadata: Self, patch: &Patch) -> Self {
-        Self {
-            taints: patched_taints(&self.taints, patch).unwrap_or_else(|| self.taints.clone()),
-            ready: self.ready,
-            ready_since: self.ready_since,
-            boot: self.boot.clone(),
-            allocatable: self.allocatable.clone(),
-            recorded_resources: self.recorded_resources.clone(),
-            ..metadata
-        }
     }
 
     fn read_manager<'a>(
@@ -237,22 +221,6 @@ impl Interned for BTreeMap<String, ResourcePresence> {
     }
 }
 
-/// Returns the taints after a patch; none if it changes none, or does not fit them.
-fn patched_taints(taints: &[Taint], patch: &Patch) -> Option<Vec<Taint>> {
-    let of_taints = patch
-        .iter()
-        .filter(|operation| operation.path().as_str().starts_with("/spec/taints"));
-    let operations: Vec<PatchOperation> = of_taints.cloned().collect();
-    if operations.is_empty() {
-        return None;
-    }
-    let object = |taint: &Taint| json!({"key": taint.id.key, "effect": taint.id.effect, "value": taint.value});
-    let mut node = json!({"spec": {"taints": taints.iter().map(object).collect::<Vec<_>>()}});
-    json_patch::patch(&mut node, &operations).ok()?;
-    let taints: Vec<k8s_openapi::api::core::v1::Taint> = serde_json::from_value(node["spec"]["taints"].take()).ok()?;
-    Some(taints.iter().map(Taint::from).collect())
-}
-
 /// Returns the condition `Ready`, where it is True.
 fn ready(status: &NodeStatusFields) -> Option<&NodeConditionFields> {
     let mut conditions = status.conditions.iter().flatten();
@@ -296,7 +264,7 @@ fn number(quantity: &str) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::patch_builder::PatchBuilder;
+    use serde_json::json;
 
     #[test]
     fn managers_of_labels_and_taints_are_read() {
@@ -329,46 +297,6 @@ mod tests {
             ["b", "a"]
         );
         assert!(facts.ready && facts.annotated && facts.owned.is_none());
-    }
-
-    #[test]
-    fn patched_node_is_as_the_api_server_has_it_although_only_its_metadata_comes_back() {
-        let taint = |key: &str| json!({"key": key, "effect": "NoSchedule", "value": "v"});
-        let mut node = json!({
-            "metadata": {"name": "n", "uid": "u", "resourceVersion": "7", "labels": {"pool": "a", "old": "x"},
-                "managedFields": [{"manager": "cloud", "fieldsV1": {"f:metadata": {"f:labels": {"f:pool": {}}}}}]},
-            "spec": {"taints": [taint("goes"), taint("stays"), taint("changes"), taint("bare")]},
-            "status": {"allocatable": {"nvidia.com/gpu": "8"}, "nodeInfo": {"bootID": "b"},
-                "conditions": [{"type": "Ready", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"}]},
-        });
-        let facts =
-            |node: &serde_json::Value| NodeFacts::from(serde_json::from_value::<NodeFields>(node.clone()).unwrap());
-        let before = facts(&node);
-        let mut patch = PatchBuilder::guarded_by("7");
-        patch.add(&["metadata", "labels", "new"], "y");
-        patch.remove(&["metadata", "labels", "old"]);
-        patch.remove(&["spec", "taints", "3", "value"]);
-        patch.add(&["spec", "taints", "2", "value"], "w");
-        patch.remove(&["spec", "taints", "0"]);
-        patch.add(&["spec", "taints", "-"], json!({"key": "comes", "effect": "NoExecute"}));
-        patch.add(&["metadata", "annotations"], serde_json::Map::new());
-        patch.add(&["metadata", "annotations", OWNED_ANNOTATION], "{}");
-        let patch = patch.build().unwrap();
-        json_patch::patch(&mut node, &patch).unwrap();
-        node["metadata"]["resourceVersion"] = json!("8");
-        let metadata = facts(&json!({"kind": "PartialObjectMetadata", "metadata": node["metadata"]}));
-        assert_eq!(before.patched(metadata, &patch), facts(&node));
-
-        // The first taint of a node without any.
-        let bare = NodeFacts {
-            taints: Vec::new(),
-            ..before
-        };
-        let mut patch = PatchBuilder::guarded_by("7");
-        patch.add(&["spec", "taints"], serde_json::Value::Array(Vec::new()));
-        patch.add(&["spec", "taints", "-"], taint("first"));
-        let patched = bare.patched(NodeFacts::default(), &patch.build().unwrap());
-        assert_eq!(patched.taints.len(), 1);
     }
 
     #[test]
