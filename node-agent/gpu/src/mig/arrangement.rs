@@ -7,7 +7,8 @@ use gpunode_mig::{MigLayout, NoPlacement, PlacedInstance, PlacedLayout, PresentI
 const MAX_CHOSEN: usize = 7;
 
 /// Places `wanted` on a GPU. Of all sets of instances that could stay, those stay that have the most instances in use, then the
-/// most instances, then those that leave room for the largest profile. An instance without compute instances can stay, one with several cannot.
+/// most instances, then those that leave room for the largest profile. An instance without compute instances can stay, one with
+/// several cannot.
 pub fn arrange(
     state: &GpuMigState,
     wanted: &MigLayout,
