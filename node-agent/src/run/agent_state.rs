@@ -280,7 +280,7 @@ impl<'a> AgentState<'a> {
         }
         if let Some(since) = approval
             && !are_awaited
-            && self.layouts.are_finished(records)
+            && self.layouts.are_finished(records, snapshot.holders_unknown.is_none())
         {
             self.finished_change = Some(since);
         }

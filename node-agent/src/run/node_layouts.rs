@@ -268,13 +268,15 @@ impl NodeLayouts {
         self.decisions.values().any(|decision| decision.is_restored)
     }
 
-    /// Returns true if nothing that was approved is left to do. A change that failed is not over: it stops the rollout.
-    pub fn are_finished(&self, records: Option<&MigRecords>) -> bool {
+    /// Returns true if nothing that was approved is left to do. A change that failed is not over: it stops the rollout. Whether a
+    /// GPU that waits is for pods, and not for the approval, is known once the holders are.
+    pub fn are_finished(&self, records: Option<&MigRecords>, knows_holders: bool) -> bool {
         let is_open = |decision: &MigDecision| {
-            let is_under_way = matches!(
-                decision.progress.phase,
-                MigPhase::AwaitingApproval | MigPhase::Applying | MigPhase::RebootRequired | MigPhase::Failed
-            );
+            let is_under_way = match decision.progress.phase {
+                MigPhase::AwaitingApproval | MigPhase::Applying | MigPhase::RebootRequired | MigPhase::Failed => true,
+                MigPhase::Waiting => !knows_holders,
+                _ => false,
+            };
             is_under_way
                 || decision
                     .work
@@ -422,7 +424,7 @@ mod tests {
             (change.progress.phase, change.before),
             (MigPhase::AwaitingApproval, Some(MigPhase::Waiting))
         );
-        assert!(!layouts.are_finished(Some(&MigRecords::new())));
+        assert!(!layouts.are_finished(Some(&MigRecords::new()), true));
         let [change] = decide_at(&mut layouts, &hardware, true, 4).try_into().unwrap();
         assert_eq!(change.progress.phase, MigPhase::Applying);
         let waiting = Hardware {
@@ -482,7 +484,7 @@ mod tests {
         answer(&mut layouts, AttemptResult::Failed { message }, 2);
         let [change] = decide_at(&mut layouts, &hardware, true, 2).try_into().unwrap();
         assert_eq!(change.progress.phase, MigPhase::Failed);
-        assert!(!layouts.are_finished(Some(&MigRecords::new())));
+        assert!(!layouts.are_finished(Some(&MigRecords::new()), true));
     }
 
     #[test]
@@ -567,8 +569,8 @@ mod tests {
         let with_change = |gpu: &str| -> MigRecords { [(gpu.to_owned(), half_done())].into() };
         layouts.set_targets(None, hardware.inventory(), true);
         let (there, gone) = (with_change("GPU-0"), with_change("GPU-9"));
-        assert!(layouts.are_wanted(Some(&there)) && !layouts.are_finished(Some(&there)));
-        assert!(!layouts.are_wanted(Some(&gone)) && layouts.are_finished(Some(&gone)));
+        assert!(layouts.are_wanted(Some(&there)) && !layouts.are_finished(Some(&there), true));
+        assert!(!layouts.are_wanted(Some(&gone)) && layouts.are_finished(Some(&gone), true));
         layouts.set_targets(None, None, true);
         assert!(layouts.are_wanted(Some(&gone)), "nobody knows yet");
     }
@@ -634,7 +636,7 @@ mod tests {
     fn change_under_way_is_followed_without_a_layout() {
         let records: MigRecords = [("GPU-0".to_owned(), half_done())].into();
         let layouts = NodeLayouts::default();
-        assert!(layouts.are_wanted(Some(&records)) && !layouts.are_finished(Some(&records)));
+        assert!(layouts.are_wanted(Some(&records)) && !layouts.are_finished(Some(&records), true));
         assert!(!layouts.are_wanted(Some(&MigRecords::new())) && !layouts.are_wanted(None));
     }
 

@@ -175,7 +175,11 @@ fn remove_others(root: &Path, kept: &[PathBuf]) -> Result<(), StateError> {
                 left.push(path);
             } else {
                 let path = root.join(path);
-                fs::remove_dir_all(&path).map_err(file_error("remove", &path))?;
+                match fs::remove_dir_all(&path) {
+                    // Who follows the node has removed it meanwhile.
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                    removed => removed.map_err(file_error("remove", &path))?,
+                }
             }
         }
     }
