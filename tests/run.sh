@@ -179,7 +179,7 @@ lane_mig() {
 audit_logs=$report/audit-logs
 mkdir "$audit_logs"
 # Ends what still runs so long after the start, and says what it was: a program that hangs is a failure with a name.
-limit=4800
+limit=5000
 watch() {
   sleep "$((limit > SECONDS ? limit - SECONDS : 0))"
   printf '\n######## what still runs after %d s\n' "$limit"
