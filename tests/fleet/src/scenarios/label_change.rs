@@ -115,8 +115,8 @@ async fn ensure_counted(fleet: &Fleet, pair: &OperatorPair, writes: usize) -> Re
             value(name)?
         );
     }
-    // One for each write, and one of each node when the replica became the leader.
-    let most = 1.1 * number(writes + fleet.size());
+    // One for each write, one for each of the bare client's, and one of each node when the replica became the leader.
+    let most = 1.1 * number(2 * writes + fleet.size());
     ensure!(
         value(planned)? <= most,
         "{planned} is {} after {writes} writes",
