@@ -137,12 +137,12 @@ root() {
   stage "hooks as root: the loader" program hook --ignored --skip measure
   stage "changes of MIG as root" program gpunode-agent --ignored --skip measure --test-threads=4
   stage "the agent's process as root" program node --ignored --skip measure --test-threads=4
-  # Last: it keeps the processors busy.
-  fleet
 }
 others() {
   # With the features of the whole workspace, as everything is built: cargo compiles nothing again.
   stage "what needs no root" cargo test --workspace --locked --no-fail-fast -- --test-threads=4
+  # Last, since it keeps the processors busy: most of the others are over by then.
+  fleet
 }
 
 lane() { # CLUSTER FUNCTION [CLUSTER-FILE]
