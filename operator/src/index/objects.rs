@@ -383,7 +383,8 @@ impl Objects {
         let gpu_node = self.gpu_nodes.get(node);
         let configured = gpu_node.and_then(|gpu_node| gpu_node.spec.config.as_ref());
         let agent = gpu_node.and_then(|gpu_node| gpu_node.status.as_deref()?.agent.as_ref());
-        let has_record = facts.owned.as_deref().is_some_and(|record| has_quoted(record, name));
+        let quoted = format!("\"{name}\"");
+        let has_record = facts.owned.as_deref().is_some_and(|record| record.contains(&quoted));
         has_record
             || configured.is_some_and(|config| config.policy == name)
             || agent.is_some_and(|agent| agent.policy.as_deref() == Some(name))
@@ -444,9 +445,4 @@ impl Objects {
             .map(Arc::as_ref)
             .filter(|gpu_node| facts.owns(&gpu_node.owners))
     }
-}
-
-fn has_quoted(text: &str, word: &str) -> bool {
-    let mut places = text.match_indices(word);
-    places.any(|(at, _)| text[..at].ends_with('"') && text[at + word.len()..].starts_with('"'))
 }

@@ -1,6 +1,6 @@
 //! A node with its kubelet and its agent.
 
-use crate::{Agent, FakeKubelet, Node};
+use crate::{Agent, ApiServer, FakeKubelet, Node};
 use anyhow::Result;
 use gpunode_scenario::{AdditionalBoards, Scenario, Topology};
 use rustix::process::Signal;
@@ -22,6 +22,14 @@ impl Lab {
         node.configure(config)?;
         let kubelet = FakeKubelet::start(node.device_plugins())?;
         let agent = Agent::run(&node)?;
+        Ok(Self { agent, kubelet, node })
+    }
+
+    /// The same with an agent that gets its configuration from the operator.
+    pub fn start_beside(api_server: &ApiServer, node: Node, config: &str) -> Result<Self> {
+        api_server.configure(config);
+        let kubelet = FakeKubelet::start(node.device_plugins())?;
+        let agent = Agent::run_beside(api_server, &node)?;
         Ok(Self { agent, kubelet, node })
     }
 

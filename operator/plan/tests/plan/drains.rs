@@ -301,17 +301,13 @@ fn operator_that_finds_half_a_begin_ends_the_drain_or_goes_on_with_it() {
     for permit in [RolloutPermit::Granted, RolloutPermit::Withheld] {
         for is_node_written in [true, false] {
             let case = format!("{permit:?}, Node written: {is_node_written}");
-            let write_half = |node: &mut Drained, plan: &NodePlan| {
-                if is_node_written {
-                    node.patch_node(plan);
-                } else {
-                    node.world = written(node.world.clone(), plan);
-                }
-                node.reviewed = None;
-            };
             let mut node = Drained::new(&["ml/a"]);
             let begins = node.plan(RolloutPermit::Granted, &evicting(""), 0);
-            write_half(&mut node, &begins);
+            if is_node_written {
+                node.patch_node(&begins);
+            } else {
+                node.world = written(node.world.clone(), &begins);
+            }
             for _ in 0..3 {
                 node.carry_out(permit, 0);
             }

@@ -6,7 +6,7 @@ use crate::mig_layout::{
     reaches,
 };
 use anyhow::{Context as _, Result, ensure};
-use gpunode_node_tests::{Agent, ApiServer, FakeKubelet, Lab, ListMessage, Node, until};
+use gpunode_node_tests::{Agent, ApiServer, Lab, ListMessage, Node, until};
 use gpunode_scenario::{DriverState, MigState, ReturnCode};
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 use serde_json::{Value, json};
@@ -163,12 +163,9 @@ async fn agent_killed_at_every_step_ends_in_the_layout() -> Result<()> {
 #[tokio::test]
 #[ignore = "needs root: make test"]
 async fn agent_killed_in_the_handshake_with_the_operator_ends_in_the_layout_and_says_so() -> Result<()> {
-    let (api_server, node) = (ApiServer::start().await?, node()?);
-    api_server.configure(BEFORE);
-    let kubelet = FakeKubelet::start(node.device_plugins())?;
+    let api_server = ApiServer::start().await?;
     let run = |node: &Node| Agent::run_beside(&api_server, node);
-    let agent = run(&node)?;
-    let mut lab = Lab { agent, kubelet, node };
+    let mut lab = Lab::start_beside(&api_server, node()?, BEFORE)?;
     offers_before(&lab.kubelet, &lab.node).await?;
     let large = lab.kubelet.admit("large", "main", LARGE, 1).await?.ids;
     lab.kubelet.is_listed().await?;

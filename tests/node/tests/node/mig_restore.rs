@@ -2,7 +2,7 @@
 
 use crate::mig_layout::{BEFORE, GPU, LARGE, SMALL, devices, mig, node, node_of, offers_before};
 use anyhow::{Context as _, Result, ensure};
-use gpunode_node_tests::{Agent, ApiServer, FakeKubelet, Lab, Node, until};
+use gpunode_node_tests::{Agent, ApiServer, Lab, Node, until};
 use gpunode_scenario::{MigUuids, ReturnCode};
 
 const A100: &str = "NVIDIA A100-SXM4-80GB";
@@ -85,53 +85,50 @@ async fn instances_are_back_after_a_reset_of_their_gpu() -> Result<()> {
     Ok(())
 }
 
+/// A node with the layout, governed by the operator, right after a reboot. Returns its places from before, too.
+async fn rebooted(api_server: &ApiServer, board: &str) -> Result<(Lab, Vec<(u32, u32, u32)>)> {
+    let mut lab = Lab::start_beside(api_server, node_of(board, 1, MigUuids::Returning)?, BEFORE)?;
+    offers_before(&lab.kubelet, &lab.node).await?;
+    let before = places(&lab.node)?;
+    lab.agent.kill().await?;
+    lab.kubelet.stop();
+    lab.node.power_cycle("second")?;
+    Ok((lab, before))
+}
+
 #[tokio::test]
 #[ignore = "needs root: make test"]
 async fn gpu_whose_instances_cannot_be_made_again_offers_nothing_and_says_so() -> Result<()> {
     let create = "nvmlDeviceCreateGpuInstanceWithPlacement";
-    let (api_server, node) = (ApiServer::start().await?, node()?);
-    api_server.configure(BEFORE);
-    let mut kubelet = FakeKubelet::start(node.device_plugins())?;
-    let mut agent = Agent::run_beside(&api_server, &node)?;
-    offers_before(&kubelet, &node).await?;
-    let before = places(&node)?;
-    agent.kill().await?;
-    kubelet.stop();
-    node.power_cycle("second")?;
-    node.state()?.fail(0, create, ReturnCode::Unknown)?;
-    kubelet.restart()?;
-    let _agent = Agent::run_beside(&api_server, &node)?;
+    let api_server = ApiServer::start().await?;
+    let (mut lab, before) = rebooted(&api_server, A100).await?;
+    lab.node.state()?.fail(0, create, ReturnCode::Unknown)?;
+    lab.kubelet.restart()?;
+    lab.agent = Agent::run_beside(&api_server, &lab.node)?;
     let says_so = || {
         let mig = api_server.status("/gpus/0/mig")?;
         (mig["phase"] == "Failed" && mig["message"].to_string().contains(create)).then_some(())
     };
     until("the GpuNode says so", says_so).await?;
     for resource in [SMALL, LARGE, GPU] {
-        let endpoint = kubelet.endpoint(resource);
+        let endpoint = lab.kubelet.endpoint(resource);
         ensure!(endpoint.healthy().is_empty(), "{resource} is offered: {endpoint:?}");
     }
-    node.state()?.clear_failure(0, create)?;
-    offers_before(&kubelet, &node).await?;
-    assert_eq!(places(&node)?, before);
+    lab.node.state()?.clear_failure(0, create)?;
+    offers_before(&lab.kubelet, &lab.node).await?;
+    assert_eq!(places(&lab.node)?, before);
     Ok(())
 }
 
 #[tokio::test]
 #[ignore = "needs root: make test"]
 async fn instances_are_back_after_a_reboot_while_no_api_server_answers() -> Result<()> {
-    let (api_server, node) = (ApiServer::start().await?, node_of(H100, 1, MigUuids::Returning)?);
-    api_server.configure(BEFORE);
-    let mut kubelet = FakeKubelet::start(node.device_plugins())?;
-    let mut agent = Agent::run_beside(&api_server, &node)?;
-    offers_before(&kubelet, &node).await?;
-    let before = places(&node)?;
-    agent.kill().await?;
-    kubelet.stop();
-    node.power_cycle("second")?;
+    let api_server = ApiServer::start().await?;
+    let (mut lab, before) = rebooted(&api_server, H100).await?;
     drop(api_server);
-    kubelet.restart()?;
-    let _agent = Agent::run_without_api_server(&node)?;
-    offers_before(&kubelet, &node).await?;
-    assert_eq!(places(&node)?, before);
+    lab.kubelet.restart()?;
+    lab.agent = Agent::run_without_api_server(&lab.node)?;
+    offers_before(&lab.kubelet, &lab.node).await?;
+    assert_eq!(places(&lab.node)?, before);
     Ok(())
 }
