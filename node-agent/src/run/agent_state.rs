@@ -279,8 +279,9 @@ impl<'a> AgentState<'a> {
             self.in_force.layouts = progress;
         }
         if let Some(since) = approval
+            && self.assignments.is_some()
             && !are_awaited
-            && self.layouts.are_finished(records, snapshot.holders_unknown.is_none())
+            && self.layouts.are_finished(records)
         {
             self.finished_change = Some(since);
         }

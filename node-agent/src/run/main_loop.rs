@@ -21,7 +21,7 @@ use crate::{
         role::{ActiveTasks, Role},
     },
     runtime::{
-        channel::send_if_new,
+        channel::{send_if_new, take},
         signals::{SignalRequest, Signals},
     },
     status::{
@@ -201,10 +201,11 @@ impl MainLoop<'_> {
 
     /// Brings the decisions up to date if the input may change them, and publishes the result.
     async fn update(&mut self, evaluates: bool, has_attempts: bool) -> Result<()> {
-        // Plain `borrow` keeps the change marks: a value that has not been evaluated still wakes this loop.
-        let hardware = self.inputs.hardware.borrow().clone();
+        // Whatever the input was, nothing is decided on hardware or a configuration that were not evaluated.
+        let (hardware, is_new_hardware) = take(&mut self.inputs.hardware);
+        let (desired_config, is_new_config) = take(&mut self.inputs.desired_config);
+        let evaluates = evaluates || is_new_hardware || is_new_config;
         if evaluates {
-            let desired_config = self.inputs.desired_config.borrow().clone();
             self.state.evaluate(&desired_config, hardware.as_deref()).await?;
             send_if_new(&self.outputs.health_rules, self.state.health_rules());
         }

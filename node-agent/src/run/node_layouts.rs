@@ -268,13 +268,14 @@ impl NodeLayouts {
         self.decisions.values().any(|decision| decision.is_restored)
     }
 
-    /// Returns true if nothing that was approved is left to do. A change that failed is not over: it stops the rollout. Whether a
-    /// GPU that waits is for pods, and not for the approval, is known once the holders are.
-    pub fn are_finished(&self, records: Option<&MigRecords>, knows_holders: bool) -> bool {
+    /// Returns true if nothing that was approved is left to do. A change that failed is not over: it stops the rollout. A GPU whose
+    /// pods have not ended needs another approval, and one that waits for anything else, such as the kubelet after a restart, has
+    /// its change still before it.
+    pub fn are_finished(&self, records: Option<&MigRecords>) -> bool {
         let is_open = |decision: &MigDecision| {
             let is_under_way = match decision.progress.phase {
                 MigPhase::AwaitingApproval | MigPhase::Applying | MigPhase::RebootRequired | MigPhase::Failed => true,
-                MigPhase::Waiting => !knows_holders,
+                MigPhase::Waiting => !decision.waits_for_pods,
                 _ => false,
             };
             is_under_way
@@ -284,6 +285,7 @@ impl NodeLayouts {
                     .is_some_and(|work| work.kind != MigWorkKind::Remember)
         };
         records.is_some_and(|records| self.present(records).all(|record| record.change.is_none()))
+            && self.targets.keys().all(|gpu| self.decisions.contains_key(gpu))
             && !self.decisions.values().any(is_open)
     }
 
@@ -328,8 +330,8 @@ mod tests {
     use gpunode_config::{HealthRules, load};
     use gpunode_crds::MigMode;
     use gpunode_gpu::{
-        ChangeRecord, DeviceFaults, DeviceHolder, GpuLayout, GpuMigState, GpuVirtualization, HealthObservation,
-        MigAttempt, RunId,
+        Assignment, ChangeRecord, DeviceFaults, DeviceHolder, DeviceSharing, GpuLayout, GpuMigState, GpuVirtualization,
+        HealthObservation, MigAttempt, RunId,
     };
     use gpunode_mig::MigBoard;
 
@@ -385,9 +387,25 @@ mod tests {
         approved: bool,
         second: i64,
     ) -> Vec<PhaseChange> {
+        decide_on(
+            layouts,
+            hardware,
+            (health, &DeviceSnapshot::default()),
+            approved,
+            second,
+        )
+    }
+
+    fn decide_on(
+        layouts: &mut NodeLayouts,
+        hardware: &Hardware,
+        (health, snapshot): (&NodeHealth, &DeviceSnapshot),
+        approved: bool,
+        second: i64,
+    ) -> Vec<PhaseChange> {
         layouts.decide(&LayoutInputs {
             hardware,
-            snapshot: &DeviceSnapshot::default(),
+            snapshot,
             health,
             hash: "one",
             approved,
@@ -424,7 +442,7 @@ mod tests {
             (change.progress.phase, change.before),
             (MigPhase::AwaitingApproval, Some(MigPhase::Waiting))
         );
-        assert!(!layouts.are_finished(Some(&MigRecords::new()), true));
+        assert!(!layouts.are_finished(Some(&MigRecords::new())));
         let [change] = decide_at(&mut layouts, &hardware, true, 4).try_into().unwrap();
         assert_eq!(change.progress.phase, MigPhase::Applying);
         let waiting = Hardware {
@@ -474,6 +492,47 @@ mod tests {
     }
 
     #[test]
+    fn approved_change_is_finished_while_only_pods_keep_its_gpus() {
+        let mut hardware = hardware();
+        let gpu = &mut hardware.reading.as_mut().unwrap().inventory.gpus[0];
+        let mig = gpu.mig_state.as_mut().unwrap();
+        (mig.enabled, mig.pending) = (false, false);
+        let is_finished = |snapshot: &DeviceSnapshot| {
+            let mut layouts = layouts(&hardware);
+            let health = NodeHealth::default();
+            let [change] = decide_on(&mut layouts, &hardware, (&health, snapshot), true, 0)
+                .try_into()
+                .unwrap();
+            assert_eq!(change.progress.phase, MigPhase::Waiting, "{:?}", change.progress);
+            layouts.are_finished(Some(&MigRecords::new()))
+        };
+        let held = DeviceSnapshot {
+            held_devices: ["GPU-0".to_owned()].into(),
+            ..DeviceSnapshot::default()
+        };
+        assert!(is_finished(&held), "they need another approval");
+        assert!(
+            !layouts(&hardware).are_finished(Some(&MigRecords::new())),
+            "nothing is decided"
+        );
+        let unknown = DeviceSnapshot {
+            holders_unknown: Some("no answer".to_owned()),
+            ..held
+        };
+        assert!(!is_finished(&unknown));
+        let assignment = Assignment {
+            resource: "nvidia.com/gpu".to_owned(),
+            sharing: DeviceSharing::Whole,
+            gpu_uuid: None,
+        };
+        let assigned = DeviceSnapshot {
+            assignments: [("GPU-0".to_owned(), assignment)].into(),
+            ..DeviceSnapshot::default()
+        };
+        assert!(!is_finished(&assigned), "as just after a restart");
+    }
+
+    #[test]
     fn approved_change_that_failed_before_its_first_call_is_not_finished() {
         let hardware = hardware();
         let mut layouts = layouts(&hardware);
@@ -484,7 +543,7 @@ mod tests {
         answer(&mut layouts, AttemptResult::Failed { message }, 2);
         let [change] = decide_at(&mut layouts, &hardware, true, 2).try_into().unwrap();
         assert_eq!(change.progress.phase, MigPhase::Failed);
-        assert!(!layouts.are_finished(Some(&MigRecords::new()), true));
+        assert!(!layouts.are_finished(Some(&MigRecords::new())));
     }
 
     #[test]
@@ -569,8 +628,8 @@ mod tests {
         let with_change = |gpu: &str| -> MigRecords { [(gpu.to_owned(), half_done())].into() };
         layouts.set_targets(None, hardware.inventory(), true);
         let (there, gone) = (with_change("GPU-0"), with_change("GPU-9"));
-        assert!(layouts.are_wanted(Some(&there)) && !layouts.are_finished(Some(&there), true));
-        assert!(!layouts.are_wanted(Some(&gone)) && layouts.are_finished(Some(&gone), true));
+        assert!(layouts.are_wanted(Some(&there)) && !layouts.are_finished(Some(&there)));
+        assert!(!layouts.are_wanted(Some(&gone)) && layouts.are_finished(Some(&gone)));
         layouts.set_targets(None, None, true);
         assert!(layouts.are_wanted(Some(&gone)), "nobody knows yet");
     }
@@ -636,7 +695,7 @@ mod tests {
     fn change_under_way_is_followed_without_a_layout() {
         let records: MigRecords = [("GPU-0".to_owned(), half_done())].into();
         let layouts = NodeLayouts::default();
-        assert!(layouts.are_wanted(Some(&records)) && !layouts.are_finished(Some(&records), true));
+        assert!(layouts.are_wanted(Some(&records)) && !layouts.are_finished(Some(&records)));
         assert!(!layouts.are_wanted(Some(&MigRecords::new())) && !layouts.are_wanted(None));
     }
 

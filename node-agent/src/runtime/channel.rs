@@ -1,4 +1,4 @@
-//! Sending over watch channels.
+//! Sending and receiving over watch channels.
 
 use tokio::sync::watch;
 
@@ -11,4 +11,10 @@ pub fn send_if_new<T: PartialEq>(channel: &watch::Sender<T>, value: T) {
         }
         changes
     });
+}
+
+/// Returns the last value, and whether it was new to this receiver.
+pub fn take<T: Clone>(channel: &mut watch::Receiver<T>) -> (T, bool) {
+    let last = channel.borrow_and_update();
+    (last.clone(), last.has_changed())
 }

@@ -96,6 +96,8 @@ pub struct MigDecision {
     pub look_again: Option<Timestamp>,
     /// True while the GPU gets back what it had before a boot or a reset, which is soon: the first devices of the node wait for it.
     pub is_restored: bool,
+    /// True while pods hold what has to go, for as long as they like. Every other wait is short.
+    pub waits_for_pods: bool,
 }
 
 /// Decides about a GPU. None if no layout concerns it, or if the driver has not told its instances yet.
@@ -201,11 +203,14 @@ struct GpuCase<'a> {
     state: &'a GpuMigState,
 }
 
-/// Devices that have to be free, and are not.
-struct Obstruction {
-    pods: BTreeSet<String>,
-    /// True if the kubelet has not told who holds what.
-    is_unknown: bool,
+/// What keeps devices from being free that have to be.
+enum Obstruction {
+    /// The kubelet has not told who holds what.
+    HoldersUnknown,
+    /// The kubelet may still allocate them.
+    Allocatable,
+    /// Containers of these pods hold them; no names if the kubelet does not tell them.
+    Held(BTreeSet<String>),
 }
 
 impl GpuCase<'_> {
@@ -357,7 +362,7 @@ impl GpuCase<'_> {
         }
         if let Some(obstruction) = self.obstruction(&layout) {
             let mut decision = self.waiting(hold, &layout, &obstruction);
-            decision.is_restored = is_restored && obstruction.is_unknown;
+            decision.is_restored = is_restored && matches!(obstruction, Obstruction::HoldersUnknown);
             return decision;
         }
         let work = MigWork {
@@ -471,7 +476,7 @@ impl GpuCase<'_> {
         }
         if let Some(obstruction) = self.obstruction(layout) {
             let mut decision = self.waiting(hold, layout, &obstruction);
-            decision.is_restored = obstruction.is_unknown;
+            decision.is_restored = matches!(obstruction, Obstruction::HoldersUnknown);
             return decision;
         }
         let hash = self.inputs.hash;
@@ -729,25 +734,20 @@ impl GpuCase<'_> {
         }
         let is_disturbed = self.state.enabled != layout.enabled || self.going(layout).next().is_some();
         needed.extend(is_disturbed.then_some(&self.inputs.gpu.uuid));
-        if !needed.is_empty() && !self.inputs.usage.is_known {
-            return Some(Obstruction {
-                pods: BTreeSet::new(),
-                is_unknown: true,
-            });
+        let UsedDevices { is_known, devices } = self.inputs.usage;
+        if !needed.is_empty() && !is_known {
+            return Some(Obstruction::HoldersUnknown);
         }
-        let mut taken = needed
-            .into_iter()
-            .filter_map(|device| self.inputs.usage.devices.get(device))
-            .peekable();
-        taken.peek()?;
-        let pods = taken.flat_map(|taken| match taken {
-            DeviceUse::Held(pods) => pods.as_slice(),
-            DeviceUse::Assigned => &[],
-        });
-        Some(Obstruction {
-            pods: pods.cloned().collect(),
-            is_unknown: false,
-        })
+        let mut is_allocatable = false;
+        let mut held: Option<BTreeSet<String>> = None;
+        for taken in needed.into_iter().filter_map(|device| devices.get(device)) {
+            match taken {
+                DeviceUse::Assigned => is_allocatable = true,
+                DeviceUse::Held(pods) => held.get_or_insert_default().extend(pods.iter().cloned()),
+            }
+        }
+        held.map(Obstruction::Held)
+            .or_else(|| is_allocatable.then_some(Obstruction::Allocatable))
     }
 
     fn waiting(&self, hold: DeviceHold, layout: &GpuLayout, obstruction: &Obstruction) -> MigDecision {
@@ -757,18 +757,21 @@ impl GpuCase<'_> {
         } else {
             format!("GPU {}", self.inputs.gpu.index)
         };
-        let message = if obstruction.is_unknown {
-            "waits for the kubelet to report which pod holds which device".to_owned()
-        } else if obstruction.pods.is_empty() {
-            format!("waits until the kubelet can allocate nothing of {what}")
-        } else {
-            format!("waits until pods {} end, which hold {what}", listed(&obstruction.pods))
+        let message = match obstruction {
+            Obstruction::HoldersUnknown => "waits for the kubelet to report which pod holds which device".to_owned(),
+            Obstruction::Allocatable => format!("waits until the kubelet can allocate nothing of {what}"),
+            Obstruction::Held(pods) if pods.is_empty() => {
+                format!("waits until the pods end that hold {what}; the kubelet does not name them")
+            }
+            Obstruction::Held(pods) => format!("waits until pods {} end, which hold {what}", listed(pods)),
         };
-        let mut decision = match self.inputs.failed_drain.filter(|_| !obstruction.pods.is_empty()) {
+        let waits_for_pods = matches!(obstruction, Obstruction::Held(_));
+        let mut decision = match self.inputs.failed_drain.filter(|_| waits_for_pods) {
             Some(FailedDrain { reason, message: why }) => self.blocked(hold, *reason, format!("{why}; {message}")),
             None => self.decision(hold, MigPhase::Waiting, None, message),
         };
         decision.progress.attempts = self.attempts(self.inputs.hash);
+        decision.waits_for_pods = waits_for_pods;
         decision
     }
 
@@ -897,6 +900,7 @@ impl GpuCase<'_> {
             work: None,
             look_again: None,
             is_restored: false,
+            waits_for_pods: false,
         }
     }
 

@@ -390,6 +390,15 @@ fn what_has_to_go_is_held_until_its_pods_end() {
         case.message(),
         "waits until pods ml/c end, which hold 1g.10gb@4, 1g.10gb@5"
     );
+    assert!(case.decide().unwrap().waits_for_pods);
+    let mut unnamed = change();
+    let device = "MIG-1g.10gb@4".to_owned();
+    unnamed.usage.devices.insert(device, DeviceUse::Held(Vec::new()));
+    assert_eq!(
+        unnamed.message(),
+        "waits until the pods end that hold 1g.10gb@4, 1g.10gb@5; the kubelet does not name them"
+    );
+    assert!(unnamed.decide().unwrap().waits_for_pods);
     let mut assigned = change().held(&[("4g.40gb@0", "ml/a"), ("1g.10gb@6", "ml/b")]);
     assigned
         .usage
@@ -400,11 +409,13 @@ fn what_has_to_go_is_held_until_its_pods_end() {
         assigned.message(),
         "waits until the kubelet can allocate nothing of 1g.10gb@4, 1g.10gb@5"
     );
+    assert!(!assigned.decide().unwrap().waits_for_pods, "what is free soon");
     assigned.usage.is_known = false;
     assert_eq!(
         assigned.message(),
         "waits for the kubelet to report which pod holds which device"
     );
+    assert!(!assigned.decide().unwrap().waits_for_pods);
 }
 
 #[test]
