@@ -203,7 +203,7 @@ struct GpuCase<'a> {
     state: &'a GpuMigState,
 }
 
-/// What keeps devices from being free that have to be.
+/// Reason why devices are not free that have to be.
 enum Obstruction {
     /// The kubelet has not told who holds what.
     HoldersUnknown,
