@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `signals` | SIGTERM and SIGHUP as a stream |
 //! | `clock` | the time since boot |
-//! | `channel` | sends changed values only |
+//! | `channel` | sends changed values only, and tells if a received one is new |
 //! | `blocking_thread` | runs blocking work on one thread at most |
 //! | `bounded_file` | reads the start of a file |
 

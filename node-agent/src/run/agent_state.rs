@@ -249,6 +249,8 @@ impl<'a> AgentState<'a> {
         let hash = self.in_force.accepted.as_ref().map_or("", |accepted| &accepted.hash);
         let approval = news.change.approved(hash, self.finished_change.as_ref()).cloned();
         let failed_drain = news.change.failed_drain(hash);
+        // Nothing is decided, and nothing finished, without the assignments.
+        let records = records.filter(|_| self.assignments.is_some());
         let (snapshot, _) = manager.snapshot();
         let before = self.layouts.holds();
         let changes = self.layouts.decide(&LayoutInputs {
@@ -260,7 +262,7 @@ impl<'a> AgentState<'a> {
             approved: approval.is_some() || self.saved_config.is_none(),
             is_drained: news.change.prepares(hash),
             failed_drain: failed_drain.as_ref(),
-            records: records.filter(|_| self.assignments.is_some()),
+            records,
             now,
         });
         for change in &changes {
@@ -279,7 +281,6 @@ impl<'a> AgentState<'a> {
             self.in_force.layouts = progress;
         }
         if let Some(since) = approval
-            && self.assignments.is_some()
             && !are_awaited
             && self.layouts.are_finished(records)
         {
