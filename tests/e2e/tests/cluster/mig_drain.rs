@@ -105,7 +105,8 @@ fn an_operator_killed_in_a_drain_is_followed_by_one_that_ends_it() -> Result<()>
     let (lab, _held) = held_by_a_budget()?;
     lab.put_drained_layout(MIG_A100, &first_gpu("7g.80gb: 1"), &evicting(", timeout: 15m"))?;
     lab.await_mig(MIG_A100, 0, "7g.80gb:1", "Waiting")?;
-    // The agent withdraws the devices once the drain has begun; the taint comes before.
+    await_taint(&lab, true)?;
+    // The taint comes before the drain; the agent withdraws the devices once it has begun.
     lab.await_allocatable(MIG_A100, SMALL, 0)?;
     let audit = lab.audit()?;
     lab.operator_process(&lab.leader()?)?.signal(Signal::KILL)?;
