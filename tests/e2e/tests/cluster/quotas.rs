@@ -93,15 +93,13 @@ spec:
         Ok((!output.status.success()).then(|| String::from_utf8_lossy(&output.stderr).into_owned()))
     }
 
-    /// Lets the pods be scheduled.
-    fn schedule(&self, pods: &[String]) -> Result<()> {
+    /// Lets all pods be scheduled.
+    fn schedule(&self) -> Result<()> {
+        let pods = names(&self.0.get(&["pods", "-n", NAMESPACE])?);
+        let pods: Vec<&str> = pods.iter().map(String::as_str).collect();
         let patch = r#"[{"op": "remove", "path": "/spec/schedulingGates"}]"#;
-        let pods = pods.iter().map(String::as_str);
-        let arguments: Vec<&str> = ["-n", NAMESPACE, "patch", "--type", "json", "-p", patch, "pod"]
-            .into_iter()
-            .chain(pods)
-            .collect();
-        self.0.kubectl(&arguments).map(drop)
+        let arguments = ["-n", NAMESPACE, "patch", "--type", "json", "-p", patch, "pod"];
+        self.0.kubectl(&[&arguments[..], &pods].concat()).map(drop)
     }
 }
 
@@ -148,8 +146,7 @@ fn a_namespace_gets_of_each_resource_what_its_quota_allows() -> Result<()> {
         let refusal = team.create(&format!("last-{place}"), allowance, 1)?;
         ensure!(refusal.is_none(), "{resource}: {refusal:?}");
     }
-    let created = names(&lab.get(&["pods", "-n", NAMESPACE])?);
-    team.schedule(&created)?;
+    team.schedule()?;
     eventually("the pods within the quota run", LIMIT, || {
         let pods = lab.get(&["pods", "-n", NAMESPACE])?;
         let phases: Vec<_> = pods["items"]
