@@ -4,8 +4,9 @@
 //! applied (`docs/adr/0001-api.md`).
 
 use crate::{
-    Allocation, DeviceIdStrategy, DeviceListStrategy, DeviceSelector, HealthRules, MigConfig, MigStrategy, Sharing,
-    SharingStrategy,
+    Allocation, CompanionConfig, DeviceIdStrategy, DeviceListStrategy, DeviceSelector, HealthRules, MigConfig,
+    MigStrategy, Sharing, SharingStrategy,
+    companion::{MAX_COMPANIONS, RESOURCE_TWICE, VARIABLE_TWICE},
 };
 use kube::KubeSchema;
 use serde::{Deserialize, Serialize};
@@ -45,6 +46,10 @@ const SHARED_SUFFIX: &str = ".shared";
     .message(MOUNTS_BESIDE_CDI).field_path(".deviceListStrategy"))]
 #[x_kube(validation = Rule::new("!has(self.deviceIdStrategy) || self.deviceIdStrategy != 'Index'")
     .message(IDS_BY_INDEX).field_path(".deviceIdStrategy"))]
+#[x_kube(validation = Rule::new("!has(self.companions) || !self.companions.exists(c, has(self.resources) && size(self.resources) > 0 ? self.resources.exists(r, c.resource == r.name || c.resource == r.name + '.shared') : c.resource == 'nvidia.com/gpu')")
+    .message(RESOURCE_TWICE).field_path(".companions"))]
+#[x_kube(validation = Rule::new("!has(self.companions) || !self.companions.exists(c, has(c.inject) && has(c.inject.env) && self.companions.exists(o, o.resource != c.resource && has(o.inject) && has(o.inject.env) && o.inject.env.name == c.inject.env.name))")
+    .message(VARIABLE_TWICE).field_path(".companions"))]
 pub struct AgentConfig {
     /// Resources that the device plugin advertises. Order matters: a GPU belongs to the first entry that selects it. If
     /// unset, every GPU is advertised as one `nvidia.com/gpu`.
@@ -99,6 +104,12 @@ pub struct AgentConfig {
     /// without NVIDIA's container runtime, or with the kubelet's CPU manager. Default: false.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pass_device_specs: Option<bool>,
+
+    /// Resources whose devices are files of the node, such as RDMA interfaces. A node needs no GPU for them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = MAX_COMPANIONS))]
+    #[x_kube(merge_strategy = ListMerge::Map(vec!["resource".into()]))]
+    pub companions: Vec<CompanionConfig>,
 
     /// Rules that decide which driver errors make a GPU unhealthy, and when it recovers.
     #[serde(default, skip_serializing_if = "Option::is_none")]

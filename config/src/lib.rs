@@ -13,6 +13,8 @@
 //! | `mig_selection` | the group of layouts that selects a GPU |
 //! | `mig_parted` | layouts from a file of NVIDIA's mig-parted, and back |
 //! | `nvidia_plugin` | the configuration of NVIDIA's device plugin: file, flags, environment |
+//! | `companion` | resources whose devices are files of the node |
+//! | `companion_root` | folders whose files companions may hand out |
 //! | `allocation` | policies that choose a container's GPUs |
 //! | `sharing` | time slicing, memory units and MPS |
 //! | `health` | rules for XIDs and recovery |
@@ -27,6 +29,8 @@
 
 mod agent_config;
 mod allocation;
+mod companion;
+mod companion_root;
 mod device_list;
 mod device_selector;
 mod document;
@@ -48,6 +52,11 @@ mod yaml_value;
 
 pub use agent_config::{AgentConfig, ResourceConfig};
 pub use allocation::Allocation;
+pub use companion::{
+    CompanionConfig, CompanionDeviceNodes, CompanionGroup, CompanionInjection, CompanionMounts, CompanionVariable,
+    CompanionVariableValue, MAX_COMPANION_PATH,
+};
+pub use companion_root::{CompanionRoot, CompanionRootList};
 pub use device_list::{DeviceIdStrategy, DeviceListStrategy};
 pub use device_selector::{Architecture, DeviceKind, DeviceSelector, MigConfig, MigStrategy};
 pub use document::{CONFIG_VERSION, ConfigDocument};

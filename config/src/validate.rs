@@ -11,7 +11,9 @@
 //! | `sharing` | fields of sharing by strategy, and their bounds |
 //! | `mig` | layouts of MIG instances |
 //! | `health` | lists of faults and XIDs |
+//! | `companions` | names, paths and variables of companions |
 
+mod companions;
 mod device_list;
 mod devices;
 pub(crate) mod health;
@@ -37,6 +39,7 @@ impl AgentConfig {
     pub fn validate(&self) -> Vec<FieldProblem> {
         let mut problems = Vec::new();
         device_list::validate(self, &mut problems);
+        companions::validate(self, &mut problems);
         if let Some(health) = &self.health {
             health::validate("health", health, &mut problems);
         }

@@ -17,6 +17,9 @@ pub const MPS_LABEL: &str = "gpunode.dev/mps";
 /// Prefix of the labels that count the GPUs of each product on a node.
 pub const PRODUCT_COUNT_PREFIX: &str = "gpunode.dev/gpus.";
 
+/// Prefix of the labels that count the companions of each resource on a node.
+pub const COMPANION_COUNT_PREFIX: &str = "gpunode.dev/companions.";
+
 /// Maximum length of a label's value, and of its name without prefix.
 pub const MAX_LABEL_VALUE: usize = 63;
 

@@ -64,10 +64,10 @@ pub use gpu_node::{Agent, AgentMode, GpuNode, GpuNodeSpec, GpuNodeStatus, MAX_HO
 pub use gpunode_config::{Architecture, MigStrategy, SharingStrategy};
 pub use health::{DeviceHealth, FaultGrade, FaultReason, HealthState};
 pub use keys::{
-    AGENT_FIELD_MANAGER, AUTOSCALER_STARTUP_PREFIX, DRA_DRIVER, GOVERNED_LABEL, GROUP, IGNORE_LABEL, MAX_LABEL_VALUE,
-    MPS_LABEL, NOT_READY_TAINT, OPERATOR_FIELD_MANAGER, OWNED_ANNOTATION, POLICY_LABEL_PREFIX, PRODUCT_COUNT_PREFIX,
-    RECONFIGURING_TAINT, RECOVERED_ANNOTATION, RELEASE_LABEL, UNHEALTHY_TAINT, is_gpunode_key, is_kubernetes_key,
-    policy_label,
+    AGENT_FIELD_MANAGER, AUTOSCALER_STARTUP_PREFIX, COMPANION_COUNT_PREFIX, DRA_DRIVER, GOVERNED_LABEL, GROUP,
+    IGNORE_LABEL, MAX_LABEL_VALUE, MPS_LABEL, NOT_READY_TAINT, OPERATOR_FIELD_MANAGER, OWNED_ANNOTATION,
+    POLICY_LABEL_PREFIX, PRODUCT_COUNT_PREFIX, RECONFIGURING_TAINT, RECOVERED_ANNOTATION, RELEASE_LABEL,
+    UNHEALTHY_TAINT, is_gpunode_key, is_kubernetes_key, policy_label,
 };
 pub use line_break::wrapped;
 pub use manifest::{Manifest, ManifestError, manifests};
@@ -80,8 +80,8 @@ pub use policy_status::{
 };
 pub use reason::{ConditionType, EVERY_GPU_ANSWERS, Reason, SERVED_BY_DRA};
 pub use resources::{
-    AdvertisedDevice, Holder, MAX_DEVICES, MAX_WAITING_MESSAGE, MAX_WAITING_PODS, MpsDaemon, MpsDaemonState,
-    ResourceStatus, WaitingDevice,
+    AdvertisedDevice, Holder, MAX_DEVICE_NAME, MAX_DEVICES, MAX_WAITING_MESSAGE, MAX_WAITING_PODS, MpsDaemon,
+    MpsDaemonState, ResourceStatus, WaitingDevice,
 };
 pub use rollout::RolloutPace;
 pub use runtime_status::{

@@ -152,6 +152,8 @@ pub enum Reason {
     MpsDaemonNotAnswering,
     /// A device has less memory than one unit.
     MemoryBelowUnit,
+    /// The paths of a companion match files that it cannot hand out.
+    FileRefused,
     /// `deviceListStrategy` has only CDI, and the CDI file does not describe a device.
     CdiNotDescribed,
     /// Every GPU has its MIG layout, or cannot have one.

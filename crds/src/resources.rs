@@ -8,6 +8,9 @@ use serde::{Deserialize, Serialize};
 /// Maximum number of devices per resource, of waiting devices, and of MPS control daemons; no node has more.
 pub const MAX_DEVICES: usize = 64;
 
+/// Maximum length of a companion's name: a path of 255 characters and a number of files.
+pub const MAX_DEVICE_NAME: usize = 280;
+
 /// Maximum length of the message of a waiting device, in characters.
 pub const MAX_WAITING_MESSAGE: usize = 512;
 
@@ -27,7 +30,10 @@ pub struct ResourceStatus {
     pub allocatable: i32,
     /// True if the kubelet has accepted the resource.
     pub registered: bool,
-    /// Sharing strategy of its devices; absent if they are not shared.
+    /// True for a resource of `devicePlugin.companions`, whose devices are files.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub companion: bool,
+    /// Sharing strategy of its GPUs and MIG devices; absent if they are not shared, and for companions.
     #[serde(
         default,
         skip_serializing_if = "Option::is_none",
@@ -41,7 +47,7 @@ pub struct ResourceStatus {
     /// fit on one device. They return when a container frees shares. Absent if there are none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub withheld: Option<i32>,
-    /// Devices of the resource, full GPUs first, each kind ordered by index; at most 64. A device without a resource is
+    /// Devices of the resource, full GPUs first, each kind ordered by index, companions by file; at most 64. A device without a resource is
     /// not advertised.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = MAX_DEVICES))]
@@ -53,9 +59,16 @@ pub struct ResourceStatus {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct AdvertisedDevice {
-    /// UUID of the GPU or MIG device.
+    /// UUID of the GPU or MIG device, or id of the companion.
     #[schemars(length(max = 64))]
     pub device: String,
+    /// Files of a companion, such as `/dev/infiniband/uverbs0 and 2 more files`; absent for GPUs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = MAX_DEVICE_NAME))]
+    pub name: Option<String>,
+    /// NUMA node of a companion; absent for GPUs, and where sysfs shows none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub numa_node: Option<u32>,
     /// Number of shares: 1 for a whole device, otherwise its replicas or units.
     pub shares: i32,
     /// Number of healthy shares among them.
@@ -78,7 +91,7 @@ pub struct Holder {
     /// Resource that the container requested.
     #[schemars(length(max = 253))]
     pub resource: String,
-    /// UUID of the GPU or MIG device.
+    /// UUID of the GPU or MIG device, or id of the companion.
     #[schemars(length(max = 64))]
     pub device: String,
     /// Number of shares of the device that the container holds: 1 for a whole device, otherwise replicas or units.
@@ -89,7 +102,7 @@ pub struct Holder {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct WaitingDevice {
-    /// UUID of the GPU or MIG device.
+    /// UUID of the GPU or MIG device, or id of the companion.
     #[schemars(length(max = 64))]
     pub device: String,
     /// Description of what the device waits for.

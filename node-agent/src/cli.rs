@@ -7,7 +7,7 @@ use crate::{
     status::inputs::AgentIdentity,
 };
 use clap::{Args, CommandFactory as _, Parser, Subcommand, error::ErrorKind};
-use gpunode_config::{DriverRootList, HostPath};
+use gpunode_config::{CompanionRootList, DriverRootList, HostPath};
 use std::{
     net::SocketAddr,
     path::{Path, PathBuf},
@@ -117,6 +117,11 @@ pub struct NodeArgs {
     /// Folder of the kubelet's device plugin sockets.
     #[arg(long, default_value = DEVICE_PLUGINS)]
     pub device_plugin_dir: PathBuf,
+
+    /// Folders of the host whose files companions may hand out, separated by commas, such as /dev/infiniband, or starts of names, such
+    /// as /dev/xclmgmt*. Default: none.
+    #[arg(long, env = "COMPANION_ROOTS", default_value_t)]
+    pub companion_roots: CompanionRootList,
 
     /// Folder of CDI files that container runtimes read, the same on the host and in this container.
     #[arg(long, default_value = "/var/run/cdi")]

@@ -6,11 +6,13 @@
 //! | `state` | state of all devices, pure |
 //! | `served` | detects that another plugin serves a registered resource, pure |
 //! | `advertised` | the device list of one resource |
+//! | `companion_injection` | device nodes, mounts and environment of a container that gets companions |
 //! | `injection` | ways in which containers get their devices, pure |
 //! | `allocation` | environment, mounts and device nodes of a container |
 
 pub mod advertised;
 pub mod allocation;
+mod companion_injection;
 pub mod injection;
 pub mod manager;
 pub mod served;

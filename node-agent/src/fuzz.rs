@@ -16,6 +16,7 @@ use crate::{
     store::assignments,
 };
 use gpunode_fuzz::{Mutation, fuzz};
+use gpunode_gpu::DesiredCompanions;
 use std::{
     collections::BTreeSet,
     fs, io,
@@ -110,10 +111,11 @@ fn a_damaged_state_file_is_read_or_counts_as_none() {
         fs::write(folder.join(name), mutation.bytes(&[good])).unwrap();
         match name {
             "assignments.json" => {
-                let saved = assignments::SavedAssignments::load(folder).assignments();
-                let mut state = DeviceState::restore(saved);
+                let saved = assignments::SavedAssignments::load(folder);
+                let mut state = DeviceState::restore(saved.assignments(), saved.claimed_files());
                 state.set_daemon_answers(DaemonAnswers::new(), Duration::ZERO);
                 state.set_desired(configured("resources: [{name: a.b/c}]"), Instant::now());
+                state.set_companions(&DesiredCompanions::default(), &BTreeSet::new(), Instant::now());
                 state.observe(nothing_held(Instant::now()));
                 let snapshot = state.snapshot();
                 let shares: usize = snapshot.advertised.iter().map(|list| list.resource.shares.len()).sum();

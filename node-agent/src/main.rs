@@ -14,6 +14,7 @@
 //! | `health` | monitors the devices for faults |
 //! | `configuration` | decides which configuration is in force |
 //! | `mig` | gives GPUs their MIG layouts |
+//! | `companions` | finds the files of companions |
 //! | `cdi` | the CDI file, by which container runtimes give containers their devices |
 //! | `devices` | allocates devices and tracks their holders |
 //! | `plugin` | device plugin servers and their registration |
@@ -29,6 +30,7 @@ mod admin;
 mod api_server;
 mod cdi;
 mod cli;
+mod companions;
 mod configuration;
 mod container_runtime;
 mod devices;

@@ -4,11 +4,13 @@
 //! |---|---|
 //! | `main_loop` | handles one input at a time, then publishes the result |
 //! | `agent_state` | decides on configuration and devices, and publishes both |
+//! | `node_companions` | decides on the companions of the node |
 //! | `node_layouts` | decides about the MIG layouts of all GPUs, pure |
 //! | `role` | standby or active, and the tasks of an active agent |
 
 mod agent_state;
 mod main_loop;
+mod node_companions;
 mod node_layouts;
 mod role;
 
@@ -26,6 +28,7 @@ use crate::{
     },
     cdi::{file::CdiFile, keeper::CdiKeeper, state::CdiState},
     cli::{NodeArgs, RunArgs},
+    companions::{scan::FileScanner, watch::CompanionWatch},
     configuration::{file, in_force::DesiredConfig, operator::OperatorConfigWatch, saved::SavedConfig},
     container_runtime::runtime_watch::RuntimeWatch,
     devices::manager::{DeviceManager, DeviceManagerInputs},
@@ -44,6 +47,7 @@ use crate::{
     run::{
         agent_state::{AgentState, LayoutOutputs},
         main_loop::{MainLoop, MainLoopInputs, MainLoopOutputs},
+        node_companions::NodeCompanions,
         role::Role,
     },
     runtime::{blocking_thread::BlockingThread, signals::Signals},
@@ -74,7 +78,7 @@ pub async fn run(args: RunArgs) -> Result<()> {
 
     let mut tasks = JoinSet::new();
     let metrics = AgentMetrics::new();
-    let probe_hardware = Arc::new(Notify::new());
+    let (probe_hardware, scan_files) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
     let (liveness_sender, liveness) = watch::channel(Ok(()));
     let (hardware_sender, hardware) = watch::channel(None);
     let (alone, mig_outputs) = (watch::Sender::new(false), LayoutOutputs::new());
@@ -106,6 +110,17 @@ pub async fn run(args: RunArgs) -> Result<()> {
         roots: driver_roots.clone(),
         hardware: hardware.clone(),
         runtime: runtime_sender,
+    };
+    let wanted_files = watch::Sender::default();
+    let found_files = watch::Sender::default();
+    let companion_watch = CompanionWatch {
+        scanner: FileScanner {
+            host_root: host.driver.host_root.clone(),
+            roots: node.companion_roots.clone(),
+        },
+        wanted: wanted_files.subscribe(),
+        found: found_files.clone(),
+        scan_now: scan_files.clone(),
     };
     let cdi_state = watch::Sender::default();
     let manager = device_manager(
@@ -167,6 +182,7 @@ pub async fn run(args: RunArgs) -> Result<()> {
     tasks.spawn(admin_server.run(listener));
     tasks.spawn(hardware_watch.run());
     tasks.spawn(runtime_watch.run());
+    tasks.spawn(companion_watch.run());
     let saved_config = client
         .map(|client| spawn_api_server_tasks(node, client, gpu_node_sender, node_event_queue, &outputs, &mut tasks));
     // Before the first probe, which then reads instances at once.
@@ -184,6 +200,7 @@ pub async fn run(args: RunArgs) -> Result<()> {
         container_runtime,
         device_changes: manager.changes(),
         cdi_state: cdi.state.subscribe(),
+        found_files: found_files.subscribe(),
         change: outputs.change.subscribe(),
         mig_attempts: mig.attempts.subscribe(),
         mig_records: mig.records.subscribe(),
@@ -197,6 +214,7 @@ pub async fn run(args: RunArgs) -> Result<()> {
             node_health,
             cdi_demand_sender,
             cdi.state.subscribe(),
+            NodeCompanions::new(wanted_files),
         ),
         role: Role::Standby,
         args: &args,
@@ -211,6 +229,7 @@ pub async fn run(args: RunArgs) -> Result<()> {
         health_inputs: Arc::new(Mutex::new(health_inputs)),
         node_events,
         probe_hardware,
+        scan_files,
     }
     .run()
     .await?;

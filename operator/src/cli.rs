@@ -1,7 +1,7 @@
 //! Command line arguments.
 
 use clap::Parser;
-use gpunode_config::{DriverRootList, HostPath, HostPathError};
+use gpunode_config::{CompanionRootList, DriverRootList, HostPath, HostPathError};
 use jiff::SignedDuration;
 use std::{net::SocketAddr, time::Duration};
 
@@ -31,6 +31,12 @@ pub struct OperatorArgs {
     /// The kubelets' --root-dir, with the folders `pod-resources` and `pods`.
     #[arg(long, env = "KUBELET_ROOT", default_value_t = HostPath::kubelet_root(), value_parser = kubelet_root)]
     pub kubelet_root: HostPath,
+
+    /// Folders of the nodes whose files policies may hand out as companions, separated by commas, such as /dev/infiniband, or starts of
+    /// names, such as /dev/xclmgmt*. Who may write a policy can give pods every file in them. Default: none. A change of this
+    /// replaces the pods of all agents too.
+    #[arg(long, env = "COMPANION_ROOTS", default_value_t)]
+    pub companion_roots: CompanionRootList,
 
     /// Namespace of the agents and of the operator's Lease.
     #[arg(long, env = "POD_NAMESPACE", default_value = "gpunode-system")]
@@ -146,6 +152,9 @@ mod tests {
         assert_eq!(args.driver_roots.to_string(), "/opt/nvidia,/");
         assert_eq!(args.kubelet_root.to_string(), "/data/kubelet");
         assert_eq!(args.dev_root, HostPath::root());
+        assert_eq!(args.companion_roots, CompanionRootList::default());
+        let args = parse(&["--companion-roots=/dev/infiniband,/dev/xclmgmt*"]).unwrap();
+        assert_eq!(args.companion_roots.to_string(), "/dev/infiniband,/dev/xclmgmt*");
         let empty = parse(&["--driver-roots=", "--dev-root=", "--kubelet-root="]).unwrap();
         assert_eq!(
             (empty.driver_roots, empty.dev_root, empty.kubelet_root),
@@ -153,12 +162,14 @@ mod tests {
         );
         for flag in [
             "--driver-roots=/a,",
+            "--companion-roots=/dev",
             "--dev-root=dev",
             "--kubelet-root=/data/../kubelet",
         ] {
             let error = parse(&[flag]).unwrap_err();
             let (name, _) = flag.split_once('=').unwrap();
-            assert!(error.contains(name) && error.contains("write the"), "{error}");
+            let has_remedy = error.contains("write the") || error.contains("name a folder in it");
+            assert!(error.contains(name) && has_remedy, "{error}");
         }
     }
 }

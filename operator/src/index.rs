@@ -104,7 +104,7 @@ impl ClusterIndex {
     /// An empty index. `pods` says how agents run; nodes get fact labels about their GPUs if `gpu_labels` says so.
     pub fn new(pods: AgentPodSettings, gpu_labels: bool) -> Self {
         Self {
-            objects: Objects::new(gpu_labels, pods.allowed.clone()),
+            objects: Objects::new(gpu_labels, pods.allowed.clone(), pods.paths.companion_roots.clone()),
             daemonsets: DaemonSets::new(pods),
             outcomes: OutcomeIndex::default(),
             refusals: HashMap::new(),

@@ -59,6 +59,7 @@ pub async fn run(args: OperatorArgs) -> Result<()> {
             driver_roots: args.driver_roots,
             dev_root: args.dev_root,
             kubelet_root: args.kubelet_root,
+            companion_roots: args.companion_roots,
         },
     };
     let (owned_index, index) = IndexOwner::new(ClusterIndex::new(agent_pods, args.gpu_labels));

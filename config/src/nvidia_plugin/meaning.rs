@@ -68,6 +68,7 @@ pub(super) fn config(
         pass_device_specs,
         health: Some(xids::rules(settings, report)),
         fail_on_init_error: None,
+        companions: Vec::new(),
     };
     let is_shared = |resource: &ResourceConfig| resource.sharing.is_some();
     if allocation == Allocation::Packed && !config.resources.iter().any(is_shared) {

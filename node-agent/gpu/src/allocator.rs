@@ -9,6 +9,8 @@
 //! | `state` | the data: assignments, desired assignments, held shares |
 //! | `held` | shares that containers hold, observed at the kubelet or allocated since |
 //! | `claims` | devices that containers have from NVIDIA's DRA driver |
+//! | `file_claims` | files that containers of companions have |
+//! | `companions` | companions without all of their files, and those that an earlier plugin gave out |
 //! | `observation` | an observation of the kubelet, and the holders and pending changes that follow |
 //! | `slices` | changes of the number of time slices, which are no other sharing |
 //! | `switch` | the step of a device to its desired assignment |
@@ -22,7 +24,9 @@
 mod advertised;
 mod allocation;
 mod claims;
+mod companions;
 mod device_shares;
+mod file_claims;
 mod held;
 mod observation;
 mod pending;
@@ -37,8 +41,12 @@ pub use observation::{ContainerShares, DeviceHolder, KubeletObservation, Pending
 pub use preference::PreferredAllocation;
 pub use refusal::AllocationRefusal;
 
-use crate::{AdvertisedResource, Assignment, DesiredDevice, DesiredDevices, DeviceSharing, device_of};
+use crate::{
+    AdvertisedResource, Assignment, CompanionDevice, DesiredCompanions, DesiredDevice, DesiredDevices, DeviceSharing,
+    device_of, is_companion,
+};
 use claims::DeviceClaims;
+use file_claims::FileClaims;
 use state::AllocatorState;
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -53,12 +61,13 @@ pub struct Allocator {
 }
 
 impl Allocator {
-    /// Returns the allocator of a node with the assignments that an earlier process saved.
-    pub fn restore(saved: BTreeMap<String, Assignment>) -> Self {
+    /// Returns the allocator of a node with the assignments, and the companion of each file, that an earlier process saved.
+    pub fn restore(saved: BTreeMap<String, Assignment>, files: BTreeMap<String, String>) -> Self {
         Self {
             state: AllocatorState {
                 restored: !saved.is_empty(),
                 assigned: saved,
+                files: FileClaims::restore(files),
                 ..AllocatorState::default()
             },
         }
@@ -69,7 +78,18 @@ impl Allocator {
         &self.state.assigned
     }
 
-    /// Takes the desired devices of a new configuration or of other hardware. New devices without holders are assigned at
+    /// Returns the id of the companion of each file that containers have or may have, by path on the host. They have to be on
+    /// disk as the assignments.
+    pub fn claimed_files(&self) -> &BTreeMap<String, String> {
+        self.state.files.by_file()
+    }
+
+    /// Returns the companions that are desired, or assigned and known.
+    pub fn companions(&self) -> &BTreeMap<String, CompanionDevice> {
+        &self.state.companions
+    }
+
+    /// Takes the desired GPUs and MIG devices of a new configuration or of other hardware. New devices without holders are assigned at
     /// once; changes of the others wait for an observation that begins after `now`: an earlier one does not tell which of the
     /// shares that are withdrawn now were taken meanwhile.
     pub fn set_desired(&mut self, new: DesiredDevices, now: Instant) {
@@ -83,7 +103,7 @@ impl Allocator {
         self.state
             .devices
             .retain(|uuid, _| self.state.assigned.contains_key(uuid));
-        self.state.present.clear();
+        self.state.present.retain(|id| is_companion(id));
         let assigned = new.devices.iter().map(|desired| desired.device.clone());
         for device in new.present.into_iter().chain(assigned) {
             self.state.present.insert(device.uuid.clone());
@@ -91,14 +111,27 @@ impl Allocator {
         }
         self.state.rules = new.rules;
         self.state.scores = new.scores;
-        self.state.desired = Some(
-            new.devices
-                .into_iter()
-                .map(|of| (of.device.uuid, of.assignment))
-                .collect(),
-        );
+        self.state.known.gpus = true;
+        self.state.desired.retain(|id, _| is_companion(id));
+        let desired = new.devices.into_iter().map(|of| (of.device.uuid, of.assignment));
+        self.state.desired.extend(desired);
+        self.assign_desired();
+    }
+
+    /// Takes the desired companions of a new configuration or of other files, as [`Self::set_desired`] takes GPUs. `existing` are
+    /// those of [`Self::claimed_files`] that exist: a device that is no longer desired stays healthy for its containers while all
+    /// of its files do.
+    pub fn set_companions(&mut self, new: &DesiredCompanions, existing: &BTreeSet<String>, now: Instant) {
+        self.state.evidence_from = self.state.evidence_from.max(Some(now));
+        companions::set_desired(&mut self.state, new, existing);
+        self.assign_desired();
+    }
+
+    /// Gives devices what they get at once.
+    fn assign_desired(&mut self) {
         slices::resize(&mut self.state);
         adopt(&mut self.state);
+        companions::claim_files(&mut self.state);
         self.state.update_held_by_others();
     }
 
@@ -125,8 +158,10 @@ impl Allocator {
         self.state.withheld.retain(|resource| !freed.contains(resource));
         if self.state.evidence_from.is_none_or(|from| started >= from) {
             switch(&mut self.state, &allocatable);
+            companions::release_files(&mut self.state);
         }
         adopt(&mut self.state);
+        companions::claim_files(&mut self.state);
         self.state.update_held_by_others();
         slices::observe(&mut self.state, started, &allocatable);
     }
@@ -189,7 +224,7 @@ impl Allocator {
     pub fn holders(&self) -> Vec<DeviceHolder> {
         let mut counts: BTreeMap<DeviceHolder, u32> = BTreeMap::new();
         for holding in self.state.held.observed() {
-            let ours = self.state.order.contains(&holding.resource)
+            let ours = self.state.configured_resources().any(|name| *name == holding.resource)
                 || self
                     .state
                     .assigned

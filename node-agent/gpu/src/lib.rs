@@ -8,6 +8,7 @@
 //! | `hardware` | the GPUs and MIG devices of a node |
 //! | `sharing` | shares of a device: their number, their ids, the lists that the kubelet gets |
 //! | `desired` | configuration and hardware to desired devices: what each becomes, which problems there are |
+//! | `companion` | devices that are files of the node |
 //! | `choice` | the best set of GPUs for a container, by their links |
 //! | `allocator` | who holds what, what is advertised, what a container gets |
 //! | `health` | faults of devices and the evidence that ends them |
@@ -17,6 +18,7 @@
 
 mod allocator;
 mod choice;
+mod companion;
 mod desired;
 mod diagnosis;
 mod hardware;
@@ -31,6 +33,10 @@ pub use allocator::{
 };
 pub use choice::{
     CandidateDevice, CandidatePool, ChoiceScore, Criterion, GpuChoice, GpuLoad, PairScores, best_choices, choose,
+};
+pub use companion::{
+    CompanionDevice, CompanionFile, CompanionFiles, DesiredCompanion, DesiredCompanions, MatchedFiles,
+    desired_companions, is_companion,
 };
 pub use desired::{
     DesiredDevice, DesiredDevices, DesiredDevicesError, DeviceProblem, DeviceProblemKind, ResourceRules,

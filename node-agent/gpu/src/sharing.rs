@@ -66,6 +66,8 @@ pub struct AdvertisedShare {
 pub struct AdvertisedResource {
     /// Name of the extended resource.
     pub name: String,
+    /// True for companions.
+    pub is_companion: bool,
     /// Share 0 of each device, then share 1 and so on, so that the first shares are of different devices.
     pub shares: Vec<AdvertisedShare>,
 }

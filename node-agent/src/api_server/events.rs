@@ -26,6 +26,10 @@ pub enum EventReason {
     GpuHealthy,
     /// The driver reported an XID that makes no device unhealthy.
     GpuXid,
+    /// A file of a companion is gone.
+    CompanionGone,
+    /// A file of a companion has come.
+    CompanionFound,
     /// A state file could not be parsed and was set aside.
     StateFileCorrupt,
     /// A GPU is used by a process that no container accounts for.
@@ -114,6 +118,8 @@ fn content(pending: PendingEvent, node: ObjectReference) -> EventContent {
         EventReason::GpuDegraded => (true, "GpuDegraded", "OfferDevice"),
         EventReason::GpuHealthy => (false, "GpuHealthy", "OfferDevice"),
         EventReason::GpuXid => (false, "GpuXid", "OfferDevice"),
+        EventReason::CompanionGone => (true, "CompanionGone", "WithholdDevice"),
+        EventReason::CompanionFound => (false, "CompanionFound", "OfferDevice"),
         EventReason::StateFileCorrupt => (true, "StateFileCorrupt", "SetAside"),
         EventReason::UnaccountedProcess => (true, "UnaccountedProcess", "OfferDevice"),
         EventReason::MigLayoutApplied => (false, "MigLayoutApplied", "ChangeMig"),

@@ -5,7 +5,8 @@
 use gpunode_config::{AgentConfig, CONFIG_VERSION, ConfigDocument, LoadError, load};
 use gpunode_crds::MigStatus;
 use gpunode_gpu::{
-    DesiredDevices, DesiredDevicesError, Inventory, LayoutHolds, desired_devices, desired_devices_beside,
+    DesiredCompanions, DesiredDevices, DesiredDevicesError, Inventory, LayoutHolds, desired_devices,
+    desired_devices_beside,
 };
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -78,8 +79,12 @@ pub struct InForce {
     pub accepted: Option<AcceptedConfig>,
     /// The newest configuration, if it was rejected.
     pub rejected: Option<RejectedConfig>,
-    /// Devices to advertise, and their resources.
+    /// GPUs and MIG devices to advertise, and their resources.
     pub desired: Arc<DesiredDevices>,
+    /// Companions to advertise.
+    pub companions: Arc<DesiredCompanions>,
+    /// True until the files of the configuration have been looked for.
+    pub are_files_awaited: bool,
     /// Progress of the GPUs towards their MIG layouts.
     pub layouts: LayoutProgress,
 }
@@ -215,6 +220,8 @@ fn accept(candidate: &ConfigCandidate, inventory: &Inventory) -> Result<InForce,
         accepted: Some(accepted),
         rejected: None,
         desired,
+        companions: Arc::default(),
+        are_files_awaited: false,
         layouts: LayoutProgress::default(),
     })
 }

@@ -192,6 +192,7 @@ mod tests {
     fn granted(sharing: DeviceSharing, shares: &[(u32, u32)]) -> AllocatedDevices {
         AllocatedDevices {
             devices: shares.iter().map(|(index, shares)| (device(*index), *shares)).collect(),
+            companions: Vec::new(),
             sharing,
         }
     }

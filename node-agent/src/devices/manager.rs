@@ -18,6 +18,7 @@ use crate::{
     cdi::state::CdiState,
     devices::{
         allocation::{HostDeviceNodes, ResponseInputs, response},
+        companion_injection::companion_response,
         injection::InjectionRules,
         served::{ListHold, OtherPluginEvidence},
         state::{DeviceSnapshot, DeviceState},
@@ -244,6 +245,9 @@ impl DeviceManager {
         self.inputs.metrics.allocated(resource, result.is_ok());
         let (granted, rules, cdi) = result?;
         self.holders.observe_allocation();
+        if !granted.companions.is_empty() {
+            return Ok(companion_response(&granted.companions, ids));
+        }
         Ok(self.response(&granted, &rules, &cdi))
     }
 

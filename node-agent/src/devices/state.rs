@@ -6,13 +6,13 @@ use crate::{
     devices::{advertised::AdvertisedList, injection::InjectionRules},
     health::node_health::NodeHealth,
     mps::answers::{DaemonAnswers, daemons, unavailable},
-    store::assignments::Assignments,
+    store::assignments::{Assignments, ClaimedFiles},
 };
 use gpunode_cdi::DevicesInUse;
 use gpunode_crds::MpsDaemon;
 use gpunode_gpu::{
-    AdvertisedResource, Allocator, DesiredDevices, DeviceFaults, DeviceHolder, FaultReason, KubeletObservation,
-    PendingChange,
+    AdvertisedResource, Allocator, CompanionDevice, DesiredCompanions, DesiredDevices, DeviceFaults, DeviceHolder,
+    FaultReason, KubeletObservation, PendingChange, is_companion,
 };
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -65,6 +65,10 @@ pub struct DeviceState {
 pub struct DeviceSnapshot {
     /// Assignments, which must be on disk before the lists are advertised.
     pub assignments: Assignments,
+    /// Files that containers of companions may have, which must be on disk as well.
+    pub claimed_files: ClaimedFiles,
+    /// Companions that are desired, or assigned and known.
+    pub companions: BTreeMap<String, CompanionDevice>,
     /// Advertised lists of the resources.
     pub advertised: Vec<AdvertisedList>,
     /// Resources whose first list waits for the CDI file or the disk: the kubelet cannot have accepted them.
@@ -86,10 +90,10 @@ pub struct DeviceSnapshot {
 }
 
 impl DeviceState {
-    /// Returns the state of a node on which an earlier agent left `assignments`.
-    pub fn restore(assignments: Assignments) -> Self {
+    /// Returns the state of a node on which an earlier agent left `assignments` and files of companions.
+    pub fn restore(assignments: Assignments, claimed_files: ClaimedFiles) -> Self {
         Self {
-            allocator: Allocator::restore(assignments),
+            allocator: Allocator::restore(assignments, claimed_files),
             ..Self::default()
         }
     }
@@ -97,6 +101,12 @@ impl DeviceState {
     /// Sets the desired devices after a change of configuration or hardware.
     pub fn set_desired(&mut self, desired: DesiredDevices, now: Instant) {
         self.allocator.set_desired(desired, now);
+        self.update_unavailable();
+    }
+
+    /// Sets the desired companions after a change of configuration or files. `existing` are the claimed files that exist.
+    pub fn set_companions(&mut self, desired: &DesiredCompanions, existing: &BTreeSet<String>, now: Instant) {
+        self.allocator.set_companions(desired, existing, now);
         self.update_unavailable();
     }
 
@@ -192,9 +202,14 @@ impl DeviceState {
         (self.injection.clone(), self.cdi.clone())
     }
 
+    /// Returns the UUIDs of the assigned GPUs and MIG devices.
+    fn assigned_gpus(&self) -> impl Iterator<Item = &String> {
+        self.allocator.assigned().keys().filter(|id| !is_companion(id))
+    }
+
     /// Returns the reason why no strategy can hand an assigned device over, by UUID.
     fn not_injectable(&self) -> BTreeMap<String, String> {
-        let assigned = self.allocator.assigned().keys();
+        let assigned = self.assigned_gpus();
         assigned
             .filter_map(|uuid| Some((uuid.clone(), self.injection.not_injectable(uuid, &self.cdi)?)))
             .collect()
@@ -229,7 +244,10 @@ impl DeviceState {
         // of 0, a scheduler may not turn to that driver.
         let is_kept = |resource: &AdvertisedResource| {
             let is_held = || holders.iter().any(|holder| holder.resource == resource.name);
-            !self.health.served_by_dra || resource.shares.iter().any(|share| share.healthy) || is_held()
+            !self.health.served_by_dra
+                || resource.is_companion
+                || resource.shares.iter().any(|share| share.healthy)
+                || is_held()
         };
         let advertised = self.allocator.advertised().into_iter().filter(is_kept);
         let before_first_answer = || (!self.allocator.is_observed()).then(|| NO_ANSWER_YET.to_owned());
@@ -243,6 +261,8 @@ impl DeviceState {
             daemons_known: self.answers.is_some(),
             pending_changes: self.allocator.pending_changes(),
             assignments: self.allocator.assigned().clone(),
+            claimed_files: self.allocator.claimed_files().clone(),
+            companions: self.allocator.companions().clone(),
             holders_unknown: self.holders_unknown.clone().or_else(before_first_answer),
         }
     }
@@ -268,9 +288,7 @@ impl DeviceState {
     fn update_unavailable(&mut self) {
         let mut reasons = match &mut self.answers {
             None => self
-                .allocator
-                .assigned()
-                .keys()
+                .assigned_gpus()
                 .map(|device| (device.clone(), DAEMONS_UNKNOWN.to_owned()))
                 .collect(),
             Some((answers, _)) => {
@@ -283,9 +301,9 @@ impl DeviceState {
             }
         };
         reasons.extend(self.health.reasons());
-        let assigned = self.allocator.assigned();
+        let assigned: Vec<&String> = self.assigned_gpus().collect();
         let of_all = |reason: &String| {
-            let of_each = assigned.keys().map(|device| (device.clone(), reason.clone()));
+            let of_each = assigned.iter().map(|device| ((*device).clone(), reason.clone()));
             of_each.collect::<BTreeMap<_, _>>()
         };
         reasons.extend(self.health.unavailable.iter().flat_map(of_all));
@@ -316,8 +334,8 @@ impl DeviceSnapshot {
     /// Returns the devices that the CDI file has to name.
     pub fn devices_in_use(&self) -> DevicesInUse {
         DevicesInUse {
-            assigned: self.assignments.keys().cloned().collect(),
-            held: self.held_devices.clone(),
+            assigned: gpus(self.assignments.keys()),
+            held: gpus(self.held_devices.iter()),
             is_complete: self.holders_unknown.is_none(),
         }
     }
@@ -336,6 +354,11 @@ impl DeviceSnapshot {
                     .any(|fault| fault.withholds() && fault.reason != FaultReason::MpsDaemonDied)
         })
     }
+}
+
+/// Returns the ids of GPUs and MIG devices.
+fn gpus<'a>(ids: impl Iterator<Item = &'a String>) -> BTreeSet<String> {
+    ids.filter(|id| !is_companion(id)).cloned().collect()
 }
 
 #[cfg(test)]

@@ -18,9 +18,10 @@ use crate::{
 };
 use anyhow::{Context as _, Result};
 use gpunode_cdi::DevicesInUse;
-use gpunode_gpu::DesiredDevices;
+use gpunode_gpu::{DesiredCompanions, DesiredDevices};
 use gpunode_process::OnChange;
 use std::{
+    collections::BTreeSet,
     io,
     sync::Arc,
     time::{Duration, Instant, SystemTime},
@@ -128,10 +129,14 @@ async fn probe(
     let before = previous
         .take()
         .filter(|before| before.assignments == assignments && before.lock_taken == lock_taken);
-    let mut state = before.map_or_else(|| DeviceState::restore(assignments.clone()), |before| before.state);
+    let mut state = before.map_or_else(
+        || DeviceState::restore(assignments.clone(), saved.claimed_files()),
+        |before| before.state,
+    );
     state.set_daemon_answers(answers, now);
     let desired = hardware.inventory().map(DesiredDevices::nothing);
     state.set_desired(desired.unwrap_or_default(), Instant::now());
+    state.set_companions(&DesiredCompanions::default(), &BTreeSet::new(), Instant::now());
     match kubelet.observe().await {
         Ok(observation) => state.observe(observation),
         Err(error) => _ = state.not_observed(&error.to_string(), Instant::now()),
@@ -144,7 +149,7 @@ async fn probe(
         );
     }
     saved
-        .save(&snapshot.assignments)
+        .save(&snapshot.assignments, &snapshot.claimed_files)
         .await
         .context("save the assignments")?;
     let trimmed = trim_cdi_file(args, disk, hardware, snapshot.devices_in_use()).await;

@@ -164,6 +164,7 @@ mod tests {
     fn lists() -> Vec<AdvertisedList> {
         let list = AdvertisedResource {
             name: "nvidia.com/gpu".to_owned(),
+            is_companion: false,
             shares: Vec::new(),
         };
         vec![AdvertisedList {

@@ -9,6 +9,7 @@ use crate::{
         state::CdiState,
     },
     cli::NodeArgs,
+    companions::scan::FoundFiles,
     configuration::{
         in_force::{DesiredConfig, InForce, LayoutProgress},
         operator::ChangeRequest,
@@ -26,7 +27,10 @@ use crate::{
     health::node_health::NodeHealth,
     mig::{executor::MigAttempts, record_file::MigRecords},
     plugin::{registration::RegisteredResources, resources::ResourceServers},
-    run::node_layouts::{LayoutInputs, NodeLayouts, PhaseChange},
+    run::{
+        node_companions::NodeCompanions,
+        node_layouts::{LayoutInputs, NodeLayouts, PhaseChange},
+    },
     runtime::channel::send_if_new,
     status::{
         conditions::not_advertised,
@@ -37,12 +41,15 @@ use crate::{
     store::{assignments::SavedAssignments, atomic_file::DISK_TIMEOUT},
 };
 use anyhow::{Context as _, Result, bail};
+use gpunode_config::AgentConfig;
 use gpunode_crds::{MigPhase, MigStatus, Reason, RuntimeStatus};
-use gpunode_gpu::{AttemptResult, DesiredDevices, InjectionWays, Inventory, MigWork, MigWorkKind, unread_cdi_file};
+use gpunode_gpu::{
+    AttemptResult, DesiredDevices, InjectionWays, Inventory, MigWork, MigWorkKind, is_companion, unread_cdi_file,
+};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use std::{
-    collections::{BTreeMap, HashSet},
+    collections::{BTreeMap, BTreeSet, HashSet},
     io,
     sync::Arc,
     time::{Duration, Instant},
@@ -69,6 +76,10 @@ pub struct AgentState<'a> {
     assignments: Option<SavedAssignments>,
     /// MIG layouts of the GPUs.
     layouts: NodeLayouts,
+    /// Companions of the node.
+    companions: NodeCompanions,
+    /// Files that containers of companions may have.
+    claimed_files: BTreeSet<String>,
     /// Start of each GPU's change of MIG.
     changing_since: BTreeMap<String, Instant>,
     /// `since` of the last change of the node that this agent finished.
@@ -91,6 +102,7 @@ impl<'a> AgentState<'a> {
         node_health: watch::Receiver<Arc<NodeHealth>>,
         cdi_demand: watch::Sender<Option<CdiDemand>>,
         cdi_state: watch::Receiver<CdiState>,
+        companions: NodeCompanions,
     ) -> Self {
         Self {
             args,
@@ -104,6 +116,8 @@ impl<'a> AgentState<'a> {
             driver_answered: false,
             assignments: None,
             layouts: NodeLayouts::default(),
+            companions,
+            claimed_files: BTreeSet::new(),
             changing_since: BTreeMap::new(),
             finished_change: None,
             passed_devices: None,
@@ -195,6 +209,19 @@ impl<'a> AgentState<'a> {
         let is_sure = self.config_known && self.in_force.rejected.is_none();
         self.layouts.set_targets(config, inventory, is_sure);
         self.check_driver(hardware)
+    }
+
+    /// Decides about the companions of the configuration in force, for the files that were found last.
+    pub fn find_companions(&mut self, found: Option<&Arc<FoundFiles>>) {
+        if self.config_known {
+            let none = AgentConfig::default();
+            let accepted = self.in_force.accepted.as_ref();
+            let config = accepted.map_or(&none, |accepted| &accepted.config);
+            self.companions
+                .decide(config, self.claimed_files.clone(), found, &self.snapshot);
+        }
+        self.in_force.companions = self.companions.desired();
+        self.in_force.are_files_awaited = self.companions.are_awaited();
     }
 
     /// Fails if the driver does not load and `failOnInitError` is on. The option covers the start only: a driver that has
@@ -358,7 +385,11 @@ impl<'a> AgentState<'a> {
             .await
             .context("read the assignments: no answer from the disk")?
             .context("read the assignments")?;
-        manager.open(DeviceState::restore(saved.assignments())).await;
+        let claimed_files = saved.claimed_files();
+        self.claimed_files = claimed_files.keys().cloned().collect();
+        manager
+            .open(DeviceState::restore(saved.assignments(), claimed_files))
+            .await;
         self.assignments = Some(saved);
         Ok(())
     }
@@ -368,6 +399,7 @@ impl<'a> AgentState<'a> {
         (self.assignments, self.passed_devices, self.snapshot) = (None, None, DeviceSnapshot::default());
         (self.save_error, self.problem) = (None, None);
         self.layouts.clear();
+        self.companions.clear();
         self.cdi_demand.send_replace(None);
         manager.change(|state| *state = DeviceState::default());
     }
@@ -389,9 +421,13 @@ impl<'a> AgentState<'a> {
         })
     }
 
-    /// Passes new desired devices to the device manager.
-    pub fn pass_desired_devices(&mut self, manager: &DeviceManager) {
-        if self.assignments.is_none() || !self.config_known || !self.hardware_known || self.awaits_layouts() {
+    /// Passes new desired devices to the device manager. Companions wait for no driver.
+    pub fn pass_desired_devices(&mut self, manager: &DeviceManager, events: &NodeEventSender) {
+        if self.assignments.is_none() || !self.config_known {
+            return;
+        }
+        self.companions.pass(manager, &self.snapshot, events);
+        if !self.hardware_known || self.awaits_layouts() {
             return;
         }
         let desired = &self.in_force.desired;
@@ -438,44 +474,35 @@ impl<'a> AgentState<'a> {
         if self.assignments.is_none() {
             return;
         }
-        let (snapshot, changes) = manager.snapshot();
-        if self.passed_devices.is_none() && self.awaits_layouts() {
-            // A kubelet that starts with a list would start pods on instances that are not there.
-            self.snapshot = snapshot.before_publication(Vec::new());
-            return;
-        }
-        let demand = self.cdi_demand(&snapshot, runtime);
-        send_if_new(&self.cdi_demand, demand.clone());
-        if self.cdi_options().is_some() && self.config_known {
-            let devices = snapshot.assignments.keys();
-            let is_known = self
-                .cdi_state
-                .borrow()
-                .knows(hardware.cloned(), demand.as_ref(), devices);
-            if !is_known {
-                // A fault does not wait for the file.
-                let advertised = with_lost_health(&self.snapshot.advertised, &snapshot.advertised);
-                plugins.put(advertised.clone());
-                self.snapshot = DeviceSnapshot {
-                    // What the next file lacks is not known yet.
-                    not_injectable: std::mem::take(&mut self.snapshot.not_injectable),
-                    ..snapshot.before_publication(advertised)
-                };
-                return;
-            }
-        }
-        if self.config_known && manager.set_injection(&self.injection(runtime)) {
+        let (mut snapshot, changes) = manager.snapshot();
+        self.claimed_files = snapshot.claimed_files.keys().cloned().collect();
+        let gpus_before = self.gpus_before_publication(&snapshot, hardware, runtime);
+        let is_complete = gpus_before.is_none();
+        if is_complete && self.config_known && manager.set_injection(&self.injection(runtime)) {
             // This change brings the next call.
             return;
+        }
+        if let Some(gpus) = gpus_before {
+            // A fault waits neither for the file nor for the disk.
+            plugins.put(with_lost_health(self.snapshot.advertised.clone(), &snapshot.advertised));
+            // Companions wait neither for the driver nor for the file.
+            let companions = snapshot.advertised.iter().filter(|list| list.resource.is_companion);
+            let lists = gpus.into_iter().chain(companions.cloned()).collect();
+            snapshot = DeviceSnapshot {
+                // What the next file lacks is not known yet.
+                not_injectable: std::mem::take(&mut self.snapshot.not_injectable),
+                ..snapshot.before_publication(lists)
+            };
         }
         let Some(assignments) = &mut self.assignments else {
             return;
         };
-        if assignments.has(&snapshot.assignments) {
+        let (devices, files) = (&snapshot.assignments, &snapshot.claimed_files);
+        if assignments.has(devices, files) {
             // A device that turns unhealthy reaches the kubelet without waiting for the disk.
             plugins.put(snapshot.advertised.clone());
         }
-        let kept = timeout(DISK_TIMEOUT, assignments.save(&snapshot.assignments)).await;
+        let kept = timeout(DISK_TIMEOUT, assignments.save(devices, files)).await;
         match kept.unwrap_or_else(|slow| Err(io::Error::from(slow))) {
             Ok(()) => {
                 plugins.put(snapshot.advertised.clone());
@@ -483,7 +510,9 @@ impl<'a> AgentState<'a> {
                     .metrics()
                     .set_devices(snapshot.advertised.iter().map(AdvertisedList::counts));
                 manager.metrics().set_held_shares(held_shares(&snapshot));
-                manager.published(changes);
+                if is_complete {
+                    manager.published(changes);
+                }
                 self.snapshot = snapshot;
                 if self.save_error.take().is_some() {
                     info!("saved the assignments again");
@@ -500,6 +529,36 @@ impl<'a> AgentState<'a> {
                 self.snapshot = snapshot.before_publication(published);
             }
         }
+    }
+
+    /// Returns the lists of GPUs and MIG devices that the kubelet gets until the new ones may be published; none if they may.
+    fn gpus_before_publication(
+        &self,
+        snapshot: &DeviceSnapshot,
+        hardware: Option<&Arc<Hardware>>,
+        runtime: Option<&RuntimeStatus>,
+    ) -> Option<Vec<AdvertisedList>> {
+        if self.passed_devices.is_none() && self.awaits_layouts() {
+            // A kubelet that starts with a list would start pods on instances that are not there.
+            return Some(Vec::new());
+        }
+        let demand = self.cdi_demand(snapshot, runtime);
+        send_if_new(&self.cdi_demand, demand.clone());
+        if self.cdi_options().is_none() || !self.config_known {
+            return None;
+        }
+        let devices = snapshot.assignments.keys().filter(|id| !is_companion(id));
+        let cdi_state = self.cdi_state.borrow();
+        if cdi_state.knows(hardware.cloned(), demand.as_ref(), devices) {
+            return None;
+        }
+        // A fault does not wait for the file.
+        let before = self
+            .snapshot
+            .advertised
+            .iter()
+            .filter(|list| !list.resource.is_companion);
+        Some(with_lost_health(before.cloned().collect(), &snapshot.advertised))
     }
 
     /// Logs a new reason for devices that are not advertised.
@@ -594,14 +653,13 @@ fn count_attempt(kind: MigWorkKind, result: &AttemptResult, metrics: &AgentMetri
     });
 }
 
-/// Returns the lists of `before`, in which the shares that are unhealthy in `now` are so too.
-fn with_lost_health(before: &[AdvertisedList], now: &[AdvertisedList]) -> Vec<AdvertisedList> {
+/// Returns the earlier `lists`, in which the shares that are unhealthy in `now` are so too.
+fn with_lost_health(mut lists: Vec<AdvertisedList>, now: &[AdvertisedList]) -> Vec<AdvertisedList> {
     let shares = now.iter().flat_map(|list| &list.resource.shares);
     let lost: HashSet<&str> = shares
         .filter(|share| !share.healthy)
         .map(|share| share.id.as_str())
         .collect();
-    let mut lists = before.to_vec();
     for list in &mut lists {
         for share in &mut Arc::make_mut(&mut list.resource).shares {
             share.healthy &= !lost.contains(share.id.as_str());
@@ -634,6 +692,7 @@ mod tests {
         };
         let resource = AdvertisedResource {
             name: "nvidia.com/gpu".to_owned(),
+            is_companion: false,
             shares: shares.iter().map(share).collect(),
         };
         AdvertisedList {
@@ -652,9 +711,9 @@ mod tests {
             ("GPU-3", true),
         ])];
         assert_eq!(
-            with_lost_health(&before, &now),
+            with_lost_health(before.to_vec(), &now),
             [list(&[("GPU-0", true), ("GPU-1", false), ("GPU-2", false)])]
         );
-        assert!(with_lost_health(&[], &now).is_empty());
+        assert!(with_lost_health(Vec::new(), &now).is_empty());
     }
 }

@@ -5,6 +5,7 @@ use crate::{
     api_server::events::{EventReason, NodeEventSender},
     cdi::{keeper::CdiKeeper, state::CdiState},
     cli::RunArgs,
+    companions::scan::FoundFiles,
     configuration::{file, in_force::DesiredConfig, operator::ChangeRequest},
     devices::manager::DeviceManager,
     driver::hardware::{DriverState, Hardware},
@@ -61,6 +62,8 @@ pub struct MainLoopInputs {
     pub device_changes: watch::Receiver<u64>,
     /// State of the CDI file.
     pub cdi_state: watch::Receiver<CdiState>,
+    /// Files of companions; none before the first scan.
+    pub found_files: watch::Receiver<Option<Arc<FoundFiles>>>,
     /// Change of the node that the operator has written.
     pub change: watch::Receiver<ChangeRequest>,
     /// Results of work on MIG layouts.
@@ -111,7 +114,7 @@ enum LoopInput {
     SaveRetry,
     /// New hardware, or another desired configuration.
     HardwareOrConfig,
-    /// Another state of the devices, of their registration, of the CDI file or of the container runtime.
+    /// Another state of the devices, of their registration, of the CDI file or of the container runtime, or other files of companions.
     Devices,
     /// Records of MIG layouts, an approval, or the time of the next decision about them.
     Layouts,
@@ -146,6 +149,8 @@ pub struct MainLoop<'a> {
     pub node_events: NodeEventSender,
     /// Requests another hardware probe.
     pub probe_hardware: Arc<Notify>,
+    /// Requests another look for the files of companions.
+    pub scan_files: Arc<Notify>,
 }
 
 impl MainLoop<'_> {
@@ -189,6 +194,7 @@ impl MainLoop<'_> {
             _ = inputs.registered.changed() => LoopInput::Devices,
             _ = inputs.cdi_state.changed() => LoopInput::Devices,
             _ = inputs.container_runtime.changed() => LoopInput::Devices,
+            _ = inputs.found_files.changed() => LoopInput::Devices,
             _ = inputs.change.changed() => LoopInput::Layouts,
             _ = inputs.mig_attempts.changed() => LoopInput::MigAttempt,
             _ = inputs.mig_records.changed() => LoopInput::Layouts,
@@ -209,6 +215,8 @@ impl MainLoop<'_> {
             self.state.evaluate(&desired_config, hardware.as_deref()).await?;
             send_if_new(&self.outputs.health_rules, self.state.health_rules());
         }
+        let (found_files, _) = take(&mut self.inputs.found_files);
+        self.state.find_companions(found_files.as_ref());
         self.state.prepare(&self.inputs.change.borrow(), &self.manager);
         self.lay_out(hardware.as_deref(), evaluates, has_attempts);
         self.publish(hardware.as_ref()).await;
@@ -231,6 +239,7 @@ impl MainLoop<'_> {
     fn reload(&self) {
         info!("reload");
         self.probe_hardware.notify_one();
+        self.scan_files.notify_one();
         // Makes the health monitor probe the GPUs as well.
         self.outputs.health_rules.send_modify(|_| ());
         if let Some(path) = &self.args.config {
@@ -289,7 +298,7 @@ impl MainLoop<'_> {
     /// Publishes devices, readiness and status, where they changed.
     async fn publish(&mut self, hardware: Option<&Arc<Hardware>>) {
         let runtime = self.inputs.container_runtime.borrow().clone();
-        self.state.pass_desired_devices(&self.manager);
+        self.state.pass_desired_devices(&self.manager, &self.node_events);
         self.state
             .publish(hardware, runtime.as_deref(), &self.manager, &mut self.plugins)
             .await;

@@ -1,6 +1,7 @@
 //! Conditions of the node, and the text of `/readyz`. Pure.
 
 use crate::{
+    configuration::in_force::InForce,
     devices::state::DeviceSnapshot,
     driver::hardware::{DriverState, Hardware},
     health::node_health::NodeHealth,
@@ -11,7 +12,7 @@ use gpunode_config::AgentConfig;
 use gpunode_crds::{
     ConditionType, EVERY_GPU_ANSWERS, MigPhase, MigStatus, MpsDaemonState, Reason, SERVED_BY_DRA, UntimedCondition,
 };
-use gpunode_gpu::DeviceProblemKind;
+use gpunode_gpu::{DeviceProblem, DeviceProblemKind};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use std::{cmp::Reverse, collections::BTreeMap};
@@ -20,6 +21,9 @@ use std::{cmp::Reverse, collections::BTreeMap};
 pub fn not_registered(snapshot: &DeviceSnapshot, plugin: PluginStatus<'_>) -> Option<String> {
     if plugin.in_force.layouts.are_awaited {
         return Some("the MIG instances of the GPUs, or the records of them, have not been read yet".to_owned());
+    }
+    if plugin.in_force.are_files_awaited {
+        return Some("the files of the companions have not been looked for yet".to_owned());
     }
     let published = snapshot.advertised.iter().map(|list| list.resource.name.as_str());
     let names = published.chain(snapshot.unpublished.iter().map(String::as_str));
@@ -32,7 +36,9 @@ pub fn not_registered(snapshot: &DeviceSnapshot, plugin: PluginStatus<'_>) -> Op
 
 /// Returns the reason why holders are unknown, if there is a device to advertise.
 pub fn holders_unknown<'a>(snapshot: &'a DeviceSnapshot, plugin: PluginStatus<'_>) -> Option<&'a str> {
-    let matters = !plugin.in_force.desired.devices.is_empty() || !snapshot.assignments.is_empty();
+    let in_force = plugin.in_force;
+    let is_wanted = !in_force.desired.devices.is_empty() || !in_force.companions.devices.is_empty();
+    let matters = is_wanted || !snapshot.assignments.is_empty();
     snapshot.holders_unknown.as_deref().filter(|_| matters)
 }
 
@@ -240,7 +246,10 @@ pub fn not_advertised(
     if let Some(unknown) = holders_unknown(snapshot, plugin) {
         return Some((Reason::HoldersUnknown, unknown.to_owned()));
     }
-    let problems = &plugin.in_force.desired.problems;
+    let InForce {
+        desired, companions, ..
+    } = plugin.in_force;
+    let problems: Vec<&DeviceProblem> = desired.problems.iter().chain(&companions.problems).collect();
     if let Some(first) = problems.first() {
         let messages: Vec<&str> = problems.iter().map(|problem| problem.message.as_str()).collect();
         return Some((reason(first.kind), messages.join("; ")));
@@ -327,5 +336,6 @@ fn reason(kind: DeviceProblemKind) -> Reason {
         DeviceProblemKind::MigWithoutInstances => Reason::MigWithoutInstances,
         DeviceProblemKind::MpsUnsupported => Reason::MpsUnsupported,
         DeviceProblemKind::MemoryBelowUnit => Reason::MemoryBelowUnit,
+        DeviceProblemKind::FileRefused => Reason::FileRefused,
     }
 }

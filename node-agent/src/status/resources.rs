@@ -6,9 +6,9 @@ use crate::{
     mps::answers::unavailable,
     status::{inputs::PluginStatus, number::number},
 };
-use gpunode_crds::{AdvertisedDevice, MAX_DEVICES, ResourceStatus, SharingStrategy};
-use gpunode_gpu::{AdvertisedResource, AdvertisedShare, DeviceSharing, device_of};
-use std::collections::BTreeSet;
+use gpunode_crds::{AdvertisedDevice, MAX_DEVICE_NAME, MAX_DEVICES, ResourceStatus, SharingStrategy};
+use gpunode_gpu::{AdvertisedResource, AdvertisedShare, CompanionDevice, DeviceSharing, device_of};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Appended to the name of a resource whose devices are shared.
 const SHARED_SUFFIX: &str = ".shared";
@@ -32,12 +32,15 @@ pub fn resources(snapshot: &DeviceSnapshot, health: &NodeHealth, plugin: PluginS
     let of = |advertised: &AdvertisedList| ResourceStatus {
         registered: plugin.registered.taken.contains(&advertised.resource.name),
         name: advertised.resource.name.clone(),
+        companion: advertised.resource.is_companion,
         capacity: number(counted(&advertised.resource).count()),
         allocatable: number(advertised.healthy()),
-        withheld: withheld(&advertised.resource, is_explained),
+        withheld: Some(&advertised.resource)
+            .filter(|resource| !resource.is_companion)
+            .and_then(|resource| withheld(resource, is_explained)),
         sharing: sharing(&advertised.resource, snapshot),
         renamed: advertised.resource.name.ends_with(SHARED_SUFFIX),
-        devices: devices(&advertised.resource),
+        devices: devices(&advertised.resource, &snapshot.companions),
     };
     snapshot.advertised.iter().map(of).collect()
 }
@@ -48,7 +51,9 @@ fn sharing(list: &AdvertisedResource, snapshot: &DeviceSnapshot) -> Option<Shari
         .shares
         .iter()
         .filter_map(|share| snapshot.assignments.get(device_of(&share.id)));
-    assignments
+    // Shares of a companion are no sharing of a GPU.
+    let of_gpus = assignments.filter(|_| !list.is_companion);
+    of_gpus
         .map(|assignment| assignment.sharing)
         .find_map(|sharing| match sharing {
             DeviceSharing::Whole => None,
@@ -71,7 +76,7 @@ fn withheld(list: &AdvertisedResource, is_explained: impl Fn(&str) -> bool) -> O
     (count > 0).then(|| number(count))
 }
 
-fn devices(list: &AdvertisedResource) -> Vec<AdvertisedDevice> {
+fn devices(list: &AdvertisedResource, companions: &BTreeMap<String, CompanionDevice>) -> Vec<AdvertisedDevice> {
     let mut devices: Vec<AdvertisedDevice> = Vec::new();
     for share in counted(list) {
         let (uuid, healthy) = (device_of(&share.id), i32::from(share.healthy));
@@ -79,8 +84,11 @@ fn devices(list: &AdvertisedResource) -> Vec<AdvertisedDevice> {
             device.shares += 1;
             device.healthy += healthy;
         } else {
+            let companion = companions.get(uuid);
             devices.push(AdvertisedDevice {
                 device: uuid.to_owned(),
+                name: companion.map(|companion| bounded(companion.name())),
+                numa_node: companion.and_then(CompanionDevice::numa_node),
                 shares: 1,
                 healthy,
             });
@@ -89,4 +97,10 @@ fn devices(list: &AdvertisedResource) -> Vec<AdvertisedDevice> {
     devices.sort_by_key(|device| device.device.starts_with(MIG_UUID));
     devices.truncate(MAX_DEVICES);
     devices
+}
+
+/// Returns a name that fits into status.
+fn bounded(mut name: String) -> String {
+    name.truncate(name.floor_char_boundary(MAX_DEVICE_NAME));
+    name
 }

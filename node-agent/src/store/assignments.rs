@@ -21,10 +21,16 @@ const VERSION: u32 = 1;
 /// Assignments by the UUID of the device.
 pub type Assignments = BTreeMap<String, Assignment>;
 
+/// Ids of companions by their files, as paths on the host.
+pub type ClaimedFiles = BTreeMap<String, String>;
+
 #[derive(Deserialize, Serialize)]
 struct AssignmentsFile {
     version: u32,
     devices: Assignments,
+    /// Files that containers of companions may have.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    files: ClaimedFiles,
 }
 
 /// Error of reading the assignments.
@@ -68,18 +74,24 @@ pub enum AssignmentsError {
 
 /// Reads the assignments; blocks. A missing file means no assignments.
 pub fn read(state_dir: &Path) -> Result<Assignments, AssignmentsError> {
+    read_all(state_dir).map(|(devices, _)| devices)
+}
+
+/// Reads the assignments and the files of companions; blocks.
+fn read_all(state_dir: &Path) -> Result<(Assignments, ClaimedFiles), AssignmentsError> {
     let path = state_dir.join(FILE);
     let text = match atomic_file::read(&path) {
         Ok(text) => text,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Assignments::new()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Default::default()),
         Err(source) => return Err(AssignmentsError::Read { path, source }),
     };
     match serde_json::from_slice(&text) {
         Ok(AssignmentsFile {
             version: VERSION,
             devices,
+            files,
         }) => match devices.iter().find(|(_, assignment)| !fits_list(&assignment.sharing)) {
-            None => Ok(devices),
+            None => Ok((devices, files)),
             Some((device, assignment)) => Err(AssignmentsError::TooManyShares {
                 path,
                 device: device.clone(),
@@ -95,7 +107,7 @@ pub fn read(state_dir: &Path) -> Result<Assignments, AssignmentsError> {
 #[derive(Debug)]
 pub struct SavedAssignments {
     state_dir: PathBuf,
-    content: Option<Assignments>,
+    content: Option<(Assignments, ClaimedFiles)>,
     /// Identity of the file that has them; none without a file.
     id: Option<FileId>,
     /// Thread that writes, one write after the other: a late write must not undo the next.
@@ -107,7 +119,7 @@ impl SavedAssignments {
     /// their holders under the names that the kubelet knows.
     pub fn load(state_dir: &Path) -> Self {
         let id = FileId::of(&state_dir.join(FILE));
-        let content = read(state_dir).inspect_err(|error| {
+        let content = read_all(state_dir).inspect_err(|error| {
             warn!(%error, "the assignments are lost; held devices wait for their holders");
             // A file that the disk cannot read now may be intact.
             if !matches!(error, AssignmentsError::Read { .. }) {
@@ -124,18 +136,23 @@ impl SavedAssignments {
 
     /// Returns the assignments.
     pub fn assignments(&self) -> Assignments {
-        self.content.clone().unwrap_or_default()
+        self.content.clone().unwrap_or_default().0
     }
 
-    /// Returns true if `assignments` were saved last. Does not read the disk.
-    pub fn has(&self, assignments: &Assignments) -> bool {
-        self.content.as_ref() == Some(assignments)
+    /// Returns the files that containers of companions may have.
+    pub fn claimed_files(&self) -> ClaimedFiles {
+        self.content.clone().unwrap_or_default().1
     }
 
-    /// Saves `assignments` if they differ from the file, or if somebody removed or replaced the file.
-    pub async fn save(&mut self, assignments: &Assignments) -> io::Result<()> {
+    /// Returns true if these were saved last. Does not read the disk.
+    pub fn has(&self, assignments: &Assignments, files: &ClaimedFiles) -> bool {
+        self.content.as_ref().map(|(devices, files)| (devices, files)) == Some((assignments, files))
+    }
+
+    /// Saves `assignments` and the files of companions if they differ from the file, or if somebody removed or replaced the file.
+    pub async fn save(&mut self, assignments: &Assignments, files: &ClaimedFiles) -> io::Result<()> {
         let path = self.state_dir.join(FILE);
-        if self.content.as_ref() == Some(assignments) && FileId::of(&path) == self.id {
+        if self.has(assignments, files) && FileId::of(&path) == self.id {
             return Ok(());
         }
         // The content is unknown until the write succeeds.
@@ -143,11 +160,12 @@ impl SavedAssignments {
         let text = serde_json::to_vec_pretty(&AssignmentsFile {
             version: VERSION,
             devices: assignments.clone(),
+            files: files.clone(),
         })?;
         let file = path.clone();
         let replace = move || atomic_file::replace(&file, &text).map(|()| FileId::of(&file));
         match self.disk.run(replace).await.map_err(io::Error::other)? {
-            Ok(id) => (self.id, self.content) = (id, Some(assignments.clone())),
+            Ok(id) => (self.id, self.content) = (id, Some((assignments.clone(), files.clone()))),
             Err(error) => {
                 // A full disk keeps the old file.
                 self.content = before.filter(|_| FileId::of(&path) == self.id);
@@ -180,7 +198,7 @@ mod tests {
         let mut saved = SavedAssignments::load(folder.path());
         assert!(saved.assignments().is_empty());
         for replicas in [2, 3] {
-            saved.save(&assignments(replicas)).await.unwrap();
+            saved.save(&assignments(replicas), &ClaimedFiles::new()).await.unwrap();
             assert_eq!(
                 SavedAssignments::load(folder.path()).assignments(),
                 assignments(replicas)
@@ -189,17 +207,30 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn files_of_companions_are_there_after_a_restart_and_unknown_to_an_older_agent() {
+        let folder = tempfile::tempdir().unwrap();
+        let files = ClaimedFiles::from([("/dev/x/a".to_owned(), "path-1".to_owned())]);
+        let mut saved = SavedAssignments::load(folder.path());
+        saved.save(&assignments(2), &files).await.unwrap();
+        assert!(saved.has(&assignments(2), &files) && !saved.has(&assignments(2), &ClaimedFiles::new()));
+        assert_eq!(SavedAssignments::load(folder.path()).claimed_files(), files);
+        saved.save(&assignments(2), &ClaimedFiles::new()).await.unwrap();
+        let text = fs::read_to_string(folder.path().join(FILE)).unwrap();
+        assert!(!text.contains("files"), "{text}");
+    }
+
+    #[tokio::test]
     async fn what_has_not_changed_is_not_written() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join(FILE);
         let mut saved = SavedAssignments::load(folder.path());
-        saved.save(&Assignments::new()).await.unwrap();
+        saved.save(&Assignments::new(), &ClaimedFiles::new()).await.unwrap();
         assert!(!file.exists());
-        saved.save(&assignments(2)).await.unwrap();
+        saved.save(&assignments(2), &ClaimedFiles::new()).await.unwrap();
         let written = FileId::of(&file);
-        saved.save(&assignments(2)).await.unwrap();
+        saved.save(&assignments(2), &ClaimedFiles::new()).await.unwrap();
         let mut saved = SavedAssignments::load(folder.path());
-        saved.save(&assignments(2)).await.unwrap();
+        saved.save(&assignments(2), &ClaimedFiles::new()).await.unwrap();
         assert_eq!(FileId::of(&file), written);
     }
 
@@ -209,9 +240,9 @@ mod tests {
         let file = folder.path().join(FILE);
         let mut saved = SavedAssignments::load(folder.path());
         for spoil in [|file: &Path| fs::remove_file(file), |file: &Path| fs::write(file, "{}")] {
-            saved.save(&assignments(2)).await.unwrap();
+            saved.save(&assignments(2), &ClaimedFiles::new()).await.unwrap();
             spoil(&file).unwrap();
-            saved.save(&assignments(2)).await.unwrap();
+            saved.save(&assignments(2), &ClaimedFiles::new()).await.unwrap();
             assert_eq!(read(folder.path()).unwrap(), assignments(2));
         }
     }
@@ -221,9 +252,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let later = folder.path().join("later");
         let mut saved = SavedAssignments::load(&later);
-        assert!(saved.save(&assignments(2)).await.is_err());
+        assert!(saved.save(&assignments(2), &ClaimedFiles::new()).await.is_err());
         fs::create_dir(&later).unwrap();
-        saved.save(&assignments(2)).await.unwrap();
+        saved.save(&assignments(2), &ClaimedFiles::new()).await.unwrap();
         assert_eq!(read(&later).unwrap(), assignments(2));
     }
 
@@ -231,10 +262,10 @@ mod tests {
     async fn what_the_disk_has_needs_no_room_again() {
         let folder = tempfile::tempdir().unwrap();
         let mut saved = SavedAssignments::load(folder.path());
-        saved.save(&assignments(2)).await.unwrap();
+        saved.save(&assignments(2), &ClaimedFiles::new()).await.unwrap();
         fs::create_dir(folder.path().join("assignments.json.new")).unwrap();
-        assert!(saved.save(&assignments(3)).await.is_err());
-        saved.save(&assignments(2)).await.unwrap();
+        assert!(saved.save(&assignments(3), &ClaimedFiles::new()).await.is_err());
+        saved.save(&assignments(2), &ClaimedFiles::new()).await.unwrap();
         assert_eq!(read(folder.path()).unwrap(), assignments(2));
     }
 
@@ -250,7 +281,7 @@ mod tests {
                 fs::read_to_string(folder.path().join("assignments.json.corrupt")).unwrap(),
                 text
             );
-            saved.save(&Assignments::new()).await.unwrap();
+            saved.save(&Assignments::new(), &ClaimedFiles::new()).await.unwrap();
             assert!(read(folder.path()).unwrap().is_empty());
         }
     }

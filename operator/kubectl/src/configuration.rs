@@ -2,7 +2,8 @@
 
 use crate::layout_words::layout_words;
 use gpunode_config::{
-    AgentConfig, Allocation, DeviceKind, DeviceSelector, MigStrategy, ResourceConfig, Sharing, SharingStrategy,
+    AgentConfig, Allocation, CompanionConfig, CompanionGroup, CompanionInjection, DeviceKind, DeviceSelector,
+    MigStrategy, ResourceConfig, Sharing, SharingStrategy,
 };
 use std::fmt::Write as _;
 
@@ -17,9 +18,11 @@ pub fn short_hash(hash: &str) -> String {
 /// Returns the name of each resource that pods request, and its description.
 pub fn resources(config: &AgentConfig) -> Vec<(String, String)> {
     let resources = config.effective_resources();
-    resources
+    let gpus = resources
         .iter()
-        .map(|resource| (resource.advertised_name(), offered(resource, config.mig_strategy())))
+        .map(|resource| (resource.advertised_name(), offered(resource, config.mig_strategy())));
+    let companions = config.companions.iter();
+    gpus.chain(companions.map(|companion| (companion.resource.clone(), files(companion))))
         .collect()
 }
 
@@ -86,6 +89,38 @@ fn offered(resource: &ResourceConfig, mig: MigStrategy) -> String {
     }
     if let Some(devices) = devices {
         let _ = write!(text, ", only {}", selected(devices));
+    }
+    text
+}
+
+/// Describes a companion, such as `files /dev/infiniband/* together, 64 shares, as device nodes (rw)`.
+fn files(companion: &CompanionConfig) -> String {
+    let paths = companion.paths.join(", ");
+    let mut text = match companion.group() {
+        CompanionGroup::Each => format!("each file of {paths}"),
+        CompanionGroup::Together => format!("files {paths} together"),
+        CompanionGroup::PciSlot => format!("files {paths} by PCI slot"),
+    };
+    if companion.shares() > 1 {
+        let _ = write!(text, ", {} shares", companion.shares());
+    }
+    let CompanionInjection {
+        device_nodes,
+        mounts,
+        env,
+    } = companion.injection();
+    let nodes = device_nodes.map(|nodes| format!("as device nodes ({})", nodes.permissions()));
+    let mounts = mounts.map(|mounts| {
+        if mounts.read_only() {
+            "mounted read-only"
+        } else {
+            "mounted"
+        }
+        .to_owned()
+    });
+    let variable = env.map(|variable| format!("{:?} in {}", variable.value, variable.name));
+    for part in [nodes, mounts, variable].into_iter().flatten() {
+        let _ = write!(text, ", {part}");
     }
     text
 }

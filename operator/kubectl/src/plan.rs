@@ -6,6 +6,8 @@
 //! | `difference` | compares each node before and after |
 //! | `simulation` | carries out the operator's plan for one node in memory |
 //! | `forecast` | counts what a new configuration makes of a node's devices |
+//! | `companion_forecast` | counts what it makes of a node's companions |
+//! | `resource_forecast` | the count of a resource, as it is and as it would be |
 //! | `layout_forecast` | names the MIG instances that go and come, and what delays or prevents that |
 //! | `disruption` | finds the changes that disrupt running pods |
 //! | `drain_forecast` | finds the pods that the policy's drain evicts for a change of GPUs |
@@ -14,12 +16,14 @@
 //! | `text` | prints the plan as a diff per node |
 
 mod change;
+mod companion_forecast;
 mod difference;
 mod disruption;
 mod drain_forecast;
 mod eviction;
 mod forecast;
 mod layout_forecast;
+mod resource_forecast;
 mod simulation;
 mod text;
 

@@ -25,7 +25,7 @@ use k8s_openapi::api::{
     core::v1::{Node, Pod},
 };
 use kube::api::{DynamicObject, ListParams};
-use operator::{UnknownGpuLabels, agent_images, gpu_labels, is_operator};
+use operator::{OperatorRules, UnknownGpuLabels, agent_images, companion_roots, gpu_labels, is_operator};
 use serde::Deserialize;
 use std::{fs::File, io::Read, path::Path};
 
@@ -151,6 +151,13 @@ impl ClusterSnapshot {
             name: "gpunode-operator".to_owned(),
             message: "it does not tell which agent images it allows; assuming that it allows every image".to_owned(),
         });
+        let unknown_roots = operator.as_ref().ok().filter(|found| companion_roots(found).is_none());
+        let unknown_roots = unknown_roots.map(|_| UnreadableObject {
+            kind: "Deployment".to_owned(),
+            name: "gpunode-operator".to_owned(),
+            message: "it does not tell which files companions may hand out; assuming that they may hand out every file"
+                .to_owned(),
+        });
         let unreadable = [policies.unreadable, gpu_nodes.unreadable, nodes.unreadable]
             .into_iter()
             .flatten();
@@ -161,7 +168,11 @@ impl ClusterSnapshot {
             operator: operator.ok(),
             pods: KnownPods::default(),
             written: None,
-            unreadable: unreadable.chain(unknown).chain(unknown_images).collect(),
+            unreadable: unreadable
+                .chain(unknown)
+                .chain(unknown_images)
+                .chain(unknown_roots)
+                .collect(),
         }
     }
 
@@ -170,9 +181,9 @@ impl ClusterSnapshot {
         let set = PolicySet::new(policies);
         let unreadable = unreadable_names(&self.policies, &self.unreadable);
         let unreadable: Vec<_> = unreadable.filter(|name| set.get(name).is_none()).collect();
-        set.with_unreadable(unreadable)
-            .with_gpu_labels(self.gpu_labels())
-            .with_agent_images(self.operator.as_ref().and_then(agent_images))
+        let set = set.with_unreadable(unreadable).with_gpu_labels(self.gpu_labels());
+        let rules = self.operator.as_ref().map(OperatorRules::of).unwrap_or_default();
+        rules.apply(set)
     }
 
     /// Returns true where the operator writes GPU fact labels, which is its default.

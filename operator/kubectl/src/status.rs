@@ -38,7 +38,7 @@ mod watch;
 use crate::{
     cli::{OutputFormat, StatusArgs},
     cluster, output,
-    snapshot::operator,
+    snapshot::operator::{self, OperatorRules},
 };
 use discovery::DiscoveryProgress;
 use fleet::FleetSummary;
@@ -88,8 +88,9 @@ async fn read_state(client: &Client, args: &StatusArgs) -> anyhow::Result<String
     let selected = ListParams::default().labels(operator::OPERATOR);
     // Without it, the policies' conditions still name images that are not allowed.
     let operators = cluster::list_some::<Deployment>(client, selected).await.ok();
-    let images = operators.and_then(|found| operator::agent_images(found.objects.first()?));
-    let mut fleet = FleetSummary::new(&gpu_nodes, &nodes, &policies, images, Timestamp::now());
+    let rules = operators.and_then(|found| found.objects.first().map(OperatorRules::of));
+    let rules = rules.unwrap_or_default();
+    let mut fleet = FleetSummary::new(&gpu_nodes, &nodes, &policies, rules, Timestamp::now());
     let selected = ListParams::default().labels(discovery::SELECTOR);
     let daemonsets = cluster::list_permitted::<DaemonSet>(client, selected).await?;
     fleet.discovery = DiscoveryProgress::of(&daemonsets.objects);

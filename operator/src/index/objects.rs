@@ -5,6 +5,7 @@ use crate::index::{
     dra_nodes::DraNodes,
     watched_policy::{UnreadablePolicy, WatchedPolicy},
 };
+use gpunode_config::CompanionRootList;
 use gpunode_crds::{ConditionType, GpuNodePolicy, GpuNodePolicyStatus, PolicyMode};
 use gpunode_plan::{
     AgentImages, Deselections, GpuNodeChange, GpuNodeFacts, NodeContext, NodeDrain, NodeFacts, NodeHold, NodePlan,
@@ -65,8 +66,9 @@ pub struct Objects {
 }
 
 impl Objects {
-    /// Empty caches. Nodes get fact labels about their GPUs if `gpu_labels` says so; policies may use these images of the agent.
-    pub fn new(gpu_labels: bool, agent_images: AgentImages) -> Self {
+    /// Empty caches. Nodes get fact labels about their GPUs if `gpu_labels` says so; policies may use these images of the agent, and
+    /// hand out files of these folders.
+    pub fn new(gpu_labels: bool, agent_images: AgentImages, companion_roots: CompanionRootList) -> Self {
         Self {
             policies: ObjectCache::default(),
             nodes: ObjectCache::default(),
@@ -76,7 +78,8 @@ impl Objects {
             unlisted: BTreeSet::new(),
             set: PolicySet::default()
                 .with_gpu_labels(gpu_labels)
-                .with_agent_images(Some(agent_images)),
+                .with_agent_images(Some(agent_images))
+                .with_companion_roots(Some(companion_roots)),
             deselections: HashMap::new(),
             absences: HashMap::new(),
             drained: HashMap::new(),
@@ -114,7 +117,8 @@ impl Objects {
         self.set = PolicySet::new(self.policies.iter().map(Arc::as_ref))
             .with_unreadable(self.unreadable.keys().cloned())
             .with_gpu_labels(self.set.gpu_labels())
-            .with_agent_images(self.set.agent_images().cloned());
+            .with_agent_images(self.set.agent_images().cloned())
+            .with_companion_roots(self.set.companion_roots().cloned());
     }
 
     /// Applies news of policies from the watch.

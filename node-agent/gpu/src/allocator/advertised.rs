@@ -5,7 +5,7 @@ use super::{
     slices::healthy_slices,
     state::AllocatorState,
 };
-use crate::{AdvertisedResource, AdvertisedShare, Assignment};
+use crate::{AdvertisedResource, AdvertisedShare, Assignment, is_companion};
 use std::{cmp::Reverse, collections::BTreeSet};
 
 /// Returns the lists in the order of the configuration, then those of resources that it no longer has. A resource whose
@@ -14,16 +14,11 @@ pub fn resource_lists(state: &AllocatorState) -> Vec<AdvertisedResource> {
     if !state.is_observed() {
         return Vec::new();
     }
-    let configured: BTreeSet<&str> = state.order.iter().map(String::as_str).collect();
+    let configured: BTreeSet<&str> = state.configured_resources().map(String::as_str).collect();
     let assigned: BTreeSet<&str> = state.assigned.values().map(|of| of.resource.as_str()).collect();
     let left = assigned.difference(&configured).copied();
-    state
-        .order
-        .iter()
-        .map(String::as_str)
-        .chain(left)
-        .map(|name| resource_list(state, name))
-        .collect()
+    let names = state.configured_resources().map(String::as_str);
+    names.chain(left).map(|name| resource_list(state, name)).collect()
 }
 
 /// Withholds the free shares of all devices of `resource` except the device with the most, until a container frees a share:
@@ -67,7 +62,7 @@ fn resource_list(state: &AllocatorState, resource: &str) -> AdvertisedResource {
     };
     // A kubelet with a topology policy takes the shares of one NUMA node first, even from many devices.
     let of_one = |of: &DeviceShares<'_>| of.sharing.one_device_per_container();
-    let node = |of: &DeviceShares<'_>| of.device.and_then(|device| device.numa_node);
+    let node = |of: &DeviceShares<'_>| of.numa_node();
     let nodes: BTreeSet<Option<u32>> = devices.iter().map(node).collect();
     let most = devices.iter().map(|of| of.held.len()).max().unwrap_or_default();
     let mut shares = Vec::with_capacity(devices.iter().map(|of| of.held.len()).sum());
@@ -108,6 +103,8 @@ fn resource_list(state: &AllocatorState, resource: &str) -> AdvertisedResource {
     }
     AdvertisedResource {
         name: resource.to_owned(),
+        is_companion: state.companion_order.iter().any(|name| name == resource)
+            || devices.iter().any(|of| is_companion(of.uuid)),
         shares,
     }
 }

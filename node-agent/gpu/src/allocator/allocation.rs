@@ -1,11 +1,12 @@
 //! The devices that a container gets for the ids that the kubelet picked.
 
 use super::{
+    companions::companion_obstacle,
     device_shares::{Availability, DeviceShares, advertised_devices},
     refusal::AllocationRefusal,
     state::AllocatorState,
 };
-use crate::{Device, DeviceSharing, device_of};
+use crate::{CompanionDevice, Device, DeviceSharing, device_of, is_companion};
 use std::{
     cmp::Reverse,
     collections::{BTreeMap, BTreeSet},
@@ -19,8 +20,10 @@ const HAND_ON_WINDOW: Duration = Duration::from_secs(1);
 /// The devices that a container gets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AllocatedDevices {
-    /// Devices with the number of shares of each, by index.
+    /// GPUs and MIG devices with the number of shares of each, by index; none if the container gets companions.
     pub devices: Vec<(Device, u32)>,
+    /// Companions, by file.
+    pub companions: Vec<CompanionDevice>,
     /// Sharing of the devices; that of the first one during a change.
     pub sharing: DeviceSharing,
 }
@@ -91,8 +94,10 @@ pub fn check(
             .unavailable_reason(of.uuid)
             .or_else(|| state.paused_reason(of.uuid));
         reason.or(match of.availability {
-            _ if state.awaits_devices() => Some("the agent does not know the devices of the node yet"),
+            _ if state.awaits_device(of.uuid) => Some("the agent does not know the devices of the node yet"),
+            Availability::Unavailable if is_companion(of.uuid) => Some("its file is gone"),
             Availability::Unavailable => Some("the driver no longer lists it"),
+            _ if is_companion(of.uuid) && of.companion.is_none() => Some("the configuration no longer has it"),
             Availability::Draining | Availability::Allocatable => None,
         })
     };
@@ -110,6 +115,14 @@ pub fn check(
             reason: "a container has it from another plugin".to_owned(),
         });
     }
+    let obstacle = |of: &DeviceShares<'_>| Some((of.uuid.to_owned(), companion_obstacle(state, of.uuid)?));
+    if let Some((device, obstacle)) = given.iter().find_map(|(of, _)| obstacle(of)) {
+        return Err(AllocationRefusal::Unavailable {
+            resource: name(),
+            device,
+            reason: obstacle.to_string(),
+        });
+    }
     check_holders(state, resource, ids, requested, unseen)?;
     if given.len() > 1 && given.iter().any(|(of, _)| of.sharing.one_device_per_container()) {
         return Err(split(resource, ids.len(), &advertised));
@@ -117,10 +130,14 @@ pub fn check(
     let sharing = given.first().map_or(DeviceSharing::Whole, |(of, _)| of.sharing);
     // An available device is present, and so known.
     let devices = given
-        .into_iter()
-        .filter_map(|(of, count)| Some((of.device?.clone(), count)))
-        .collect();
-    Ok(AllocatedDevices { devices, sharing })
+        .iter()
+        .filter_map(|(of, count)| Some((of.device?.clone(), *count)));
+    let companions = given.iter().filter_map(|(of, _)| of.companion.cloned());
+    Ok(AllocatedDevices {
+        devices: devices.collect(),
+        companions: companions.collect(),
+        sharing,
+    })
 }
 
 /// Refuses shares that a container holds. Shares that were allocated and not observed since may come again: the kubelet

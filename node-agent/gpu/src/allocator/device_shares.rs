@@ -1,15 +1,17 @@
 //! Devices of one resource as the kubelet knows them.
 
-use super::state::AllocatorState;
-use crate::{Assignment, Device, DeviceSharing};
+use super::{companions::companion_obstacle, state::AllocatorState};
+use crate::{Assignment, CompanionDevice, Device, DeviceSharing};
 use std::collections::BTreeSet;
 
 /// A device as the kubelet knows it now.
 pub struct DeviceShares<'a> {
-    /// UUID of the device.
+    /// UUID of the device, or id of the companion.
     pub uuid: &'a str,
-    /// The device; none if it had left the node before this process started.
+    /// The GPU or MIG device; none if it had left the node before this process started.
     pub device: Option<&'a Device>,
+    /// The companion; none if its files were gone before this process started.
+    pub companion: Option<&'a CompanionDevice>,
     /// Sharing of its assignment.
     pub sharing: DeviceSharing,
     /// Use that containers can make of it.
@@ -21,6 +23,9 @@ pub struct DeviceShares<'a> {
     /// Numbers of time slices that the device has no longer though the kubelet may pick them.
     pub former: Option<&'a BTreeSet<u32>>,
 }
+
+/// Place of a device in a list: if it is unknown, its index, its file and its id.
+type ListOrder<'a> = (bool, Option<(u32, Option<u32>)>, Option<&'a str>, &'a str);
 
 /// Use that containers can make of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,8 +41,16 @@ pub enum Availability {
 
 impl DeviceShares<'_> {
     /// Returns its place in the list; unknown devices come last.
-    pub fn order(&self) -> (bool, Option<(u32, Option<u32>)>, &str) {
-        (self.device.is_none(), self.device.map(Device::order), self.uuid)
+    pub fn order(&self) -> ListOrder<'_> {
+        let file = self.companion.and_then(|companion| companion.files.first());
+        let file = file.map(|file| file.path.as_str());
+        (self.device.is_none(), self.device.map(Device::order), file, self.uuid)
+    }
+
+    /// Returns the NUMA node, if it is known.
+    pub fn numa_node(&self) -> Option<u32> {
+        let of_companion = || self.companion.and_then(CompanionDevice::numa_node);
+        self.device.and_then(|device| device.numa_node).or_else(of_companion)
     }
 
     /// Returns true if the device has a share with this number, or had one that the kubelet may still pick.
@@ -79,6 +92,7 @@ pub fn advertised_devices<'a>(state: &'a AllocatorState, resource: &str) -> Vec<
         .map(|(uuid, assignment)| DeviceShares {
             uuid,
             device: state.devices.get(uuid),
+            companion: state.companions.get(uuid),
             sharing: assignment.sharing,
             availability: availability(state, uuid, assignment),
             held: state.held.flags(uuid, assignment),
@@ -91,13 +105,14 @@ pub fn advertised_devices<'a>(state: &'a AllocatorState, resource: &str) -> Vec<
 }
 
 fn availability(state: &AllocatorState, uuid: &str, assignment: &Assignment) -> Availability {
-    let is_gone = !state.present.contains(uuid) && !state.awaits_devices();
+    let is_gone = !state.present.contains(uuid) && !state.awaits_device(uuid);
     let is_withdrawn = || state.withdraws_switching && state.switches(uuid);
     if is_gone || state.unavailable_reason(uuid).is_some() || is_withdrawn() {
         Availability::Unavailable
     } else if state.paused_reason(uuid).is_some()
         || state.desired_assignment(uuid) != Some(assignment)
         || state.held_by_others.contains(uuid)
+        || companion_obstacle(state, uuid).is_some()
     {
         Availability::Draining
     } else {

@@ -1,12 +1,13 @@
 //! Devices whose assignment is not the desired one or that others hold, and the event that each waits for.
 
 use super::{
+    companions::{companion_name, describe_held_back, held_back_companions},
     held::is_share_of,
     observation::{ContainerShares, PendingChange},
     slices::oversized,
     state::AllocatorState,
 };
-use crate::{Assignment, DeviceSharing, device_of};
+use crate::{Assignment, CompanionDevice, DeviceSharing, device_of, is_companion};
 use std::collections::BTreeSet;
 
 /// Returns the devices that [`pending_devices`] names, by index.
@@ -17,7 +18,13 @@ pub fn pending_changes(state: &AllocatorState) -> Vec<PendingChange> {
         .collect();
     pending.sort_by_key(|of| {
         let device = state.devices.get(&of.device);
-        (device.is_none(), device.map(crate::Device::order), of.device.clone())
+        let name = state.companions.get(&of.device).map(CompanionDevice::name);
+        (
+            device.is_none(),
+            device.map(crate::Device::order),
+            name,
+            of.device.clone(),
+        )
     });
     pending
 }
@@ -26,23 +33,23 @@ pub fn pending_changes(state: &AllocatorState) -> Vec<PendingChange> {
 /// have from another plugin.
 pub fn pending_devices(state: &AllocatorState) -> BTreeSet<&str> {
     let mut pending = changing_devices(state);
-    if state.desired.is_some() {
-        pending.extend(state.held_by_others.iter().map(String::as_str));
-    }
+    let others = state.held_by_others.iter().map(String::as_str);
+    pending.extend(others.filter(|uuid| !state.awaits_device(uuid)));
+    pending.extend(held_back_companions(state));
     pending
 }
 
 /// Returns the UUIDs of the devices whose assignment is not the desired one, or that have too many time slices.
 pub fn changing_devices(state: &AllocatorState) -> BTreeSet<&str> {
-    let (true, Some(desired)) = (state.is_observed(), &state.desired) else {
+    if !state.is_observed() {
         return BTreeSet::new();
-    };
+    }
     let changing = state
         .assigned
         .iter()
-        .filter(|(uuid, now)| desired.get(*uuid) != Some(now))
+        .filter(|(uuid, now)| state.is_to_change(uuid, now))
         .map(|(uuid, _)| uuid);
-    let coming = desired.keys().filter(|uuid| !state.assigned.contains_key(*uuid));
+    let coming = state.desired.keys().filter(|uuid| !state.assigned.contains_key(*uuid));
     let resized = oversized(state).map(|(uuid, ..)| uuid);
     changing.chain(coming).map(String::as_str).chain(resized).collect()
 }
@@ -82,6 +89,9 @@ fn with_overlapping<'a>(state: &'a AllocatorState, uuid: &'a str) -> BTreeSet<&'
 }
 
 fn describe(state: &AllocatorState, uuid: &str) -> PendingChange {
+    if let Some(held_back) = describe_held_back(state, uuid) {
+        return held_back;
+    }
     let now = state.assigned.get(uuid);
     let next = state.desired_assignment(uuid);
     let whole_or_part = with_overlapping(state, uuid);
@@ -120,43 +130,36 @@ fn describe(state: &AllocatorState, uuid: &str) -> PendingChange {
     } else {
         "the kubelet can allocate none of its shares"
     };
-    let name = state
-        .devices
-        .get(uuid)
-        .map_or_else(|| uuid.to_owned(), |device| format!("GPU {}", device.index()));
+    let name = device_name(state, uuid);
+    let shares = if is_companion(uuid) { "shares" } else { "replicas" };
+    let text = |of| AssignmentText(of, shares);
     let too_many = oversized(state).find(|(device, ..)| *device == uuid);
     let message = match (now, next) {
         (Some(now), Some(_)) if own == Some(now) => format!(
             "{name} is {} and also held by a pod of another plugin; no container gets a share of it until {until}",
-            AssignmentText(now)
+            text(now)
         ),
         (Some(now), Some(next)) if now == next => match too_many {
             Some((_, held, number)) => format!(
                 "{name} wants {}, and pods hold {held}; waits until pods with {} of them end",
-                AssignmentText(now),
+                text(now),
                 held.saturating_sub(number as usize)
             ),
-            None => format!("{name} is {}", AssignmentText(now)),
+            None => format!("{name} is {}", text(now)),
         },
         (Some(now), Some(next)) => format!(
             "{name} stays {} until {until}, then it becomes {}",
-            AssignmentText(now),
-            AssignmentText(next)
+            text(now),
+            text(next)
         ),
         (Some(now), None) if state.present.contains(uuid) => {
-            format!(
-                "{name} stays {} until {until}, then no resource has it",
-                AssignmentText(now)
-            )
+            format!("{name} stays {} until {until}, then no resource has it", text(now))
         }
         (Some(now), None) => format!(
             "{name} has left the node; it stays {}, unhealthy, until {until}",
-            AssignmentText(now)
+            text(now)
         ),
-        (None, Some(next)) => format!(
-            "{name} has no resource until {until}, then it becomes {}",
-            AssignmentText(next)
-        ),
+        (None, Some(next)) => format!("{name} has no resource until {until}, then it becomes {}", text(next)),
         (None, None) => format!("{name} has no resource"),
     };
     PendingChange {
@@ -168,15 +171,24 @@ fn describe(state: &AllocatorState, uuid: &str) -> PendingChange {
     }
 }
 
-/// An assignment as text.
-struct AssignmentText<'a>(&'a Assignment);
+/// Returns the name of a device for people.
+fn device_name(state: &AllocatorState, uuid: &str) -> String {
+    match state.devices.get(uuid) {
+        Some(device) => format!("GPU {}", device.index()),
+        None if is_companion(uuid) => companion_name(state, uuid),
+        None => uuid.to_owned(),
+    }
+}
+
+/// An assignment as text, and its word for time slices.
+struct AssignmentText<'a>(&'a Assignment, &'static str);
 
 impl std::fmt::Display for AssignmentText<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Assignment { resource, sharing, .. } = self.0;
         match sharing {
             DeviceSharing::Whole => write!(f, "{resource}"),
-            DeviceSharing::TimeSlicing { replicas } => write!(f, "{resource} ({replicas} replicas)"),
+            DeviceSharing::TimeSlicing { replicas } => write!(f, "{resource} ({replicas} {})", self.1),
             DeviceSharing::Memory { unit, units } => write!(f, "{resource} ({units} units of {unit})"),
             DeviceSharing::Mps { replicas } => write!(f, "{resource} ({replicas} shares under MPS)"),
         }

@@ -50,6 +50,8 @@ struct Stock<'a> {
     /// Load of each GPU by other containers, by place.
     loads: Vec<GpuLoad>,
     rules: ResourceRules,
+    /// True if the devices are companions, which have no links.
+    are_companions: bool,
 }
 
 /// Returns `size` of the `available` ids, among them those of `must_include`, or fewer where there are not enough. Between
@@ -65,7 +67,9 @@ pub fn preferred(
     let required: BTreeSet<&str> = must_include.iter().map(String::as_str).collect();
     let mut stock = stock(state, resource, available, &required, busy);
     let missing = size.saturating_sub(required.len());
-    let (picks, is_tied) = if let Some(pick) = stock.of_one_device(missing) {
+    let (picks, is_tied) = if stock.are_companions {
+        (stock.of_companions(missing), false)
+    } else if let Some(pick) = stock.of_one_device(missing) {
         pick
     } else {
         of_many(state, &mut stock, missing)
@@ -199,6 +203,7 @@ fn stock<'a>(
         unknown: unknown.into_iter().map(|(_, id)| id).collect(),
         loads,
         rules,
+        are_companions: advertised.iter().any(|of| of.companion.is_some()),
     }
 }
 
@@ -276,6 +281,24 @@ impl<'a> Stock<'a> {
         }
         taken.sort_unstable();
         taken.into_iter().map(|(.., id)| id).collect()
+    }
+
+    /// Takes shares of companions one by one, each of the device of which containers hold least.
+    fn of_companions(&mut self, missing: usize) -> Vec<&'a str> {
+        let mut picks = Vec::new();
+        while picks.len() < missing
+            && let Some((_, best)) = self
+                .supplies
+                .iter_mut()
+                .enumerate()
+                .filter(|(_, of)| of.free() > 0)
+                .min_by_key(|(at, of)| (of.unfit, of.sure.is_empty(), of.held + of.picked, *at))
+            && let Some(id) = best.sure.pop_front().or_else(|| best.unsure.pop_front())
+        {
+            best.picked += 1;
+            picks.push(id);
+        }
+        picks
     }
 
     /// Takes all missing shares from one device, where they have to come from one. The flag is true if utilisation decides.

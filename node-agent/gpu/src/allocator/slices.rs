@@ -21,7 +21,7 @@ const SETTLE: Duration = Duration::from_secs(12);
 
 /// Gives each device its desired number of time slices at once, where nothing else about it changes.
 pub fn resize(state: &mut AllocatorState) {
-    for (uuid, desired) in state.desired.iter().flatten() {
+    for (uuid, desired) in &state.desired {
         let Some(now) = state
             .assigned
             .get_mut(uuid)

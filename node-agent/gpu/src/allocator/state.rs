@@ -1,7 +1,7 @@
 //! The data of the allocator: assignments, desired assignments, held shares.
 
-use super::{claims::DeviceClaims, held::Held};
-use crate::{Assignment, Device, DeviceSharing, PairScores, ResourceRules};
+use super::{claims::DeviceClaims, file_claims::FileClaims, held::Held};
+use crate::{Assignment, CompanionDevice, Device, DeviceSharing, PairScores, ResourceRules, is_companion};
 use std::{
     collections::{BTreeMap, BTreeSet},
     time::Instant,
@@ -39,6 +39,15 @@ pub struct Peak {
     pub at: Instant,
 }
 
+/// Kinds of devices that are known, with their desired assignments.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct KnownDeviceKinds {
+    /// GPUs and MIG devices.
+    pub gpus: bool,
+    /// Companions.
+    pub companions: bool,
+}
+
 /// The devices of a node: their assignments, the desired ones, and the shares that containers hold.
 #[derive(Clone, Debug, Default)]
 pub struct AllocatorState {
@@ -46,17 +55,25 @@ pub struct AllocatorState {
     pub assigned: BTreeMap<String, Assignment>,
     /// True if assignments come from an earlier process, whose last allocations are unknown.
     pub restored: bool,
-    /// Desired assignment of each device by UUID; none before the first configuration.
-    pub desired: Option<BTreeMap<String, Assignment>>,
-    /// Names of the resources in the order of the configuration.
+    /// Desired assignment of each device by UUID.
+    pub desired: BTreeMap<String, Assignment>,
+    /// Kinds of devices whose desired assignments are known.
+    pub known: KnownDeviceKinds,
+    /// Names of the resources of GPUs in the order of the configuration.
     pub order: Vec<String>,
+    /// Names of the resources of companions in the order of the configuration, also of those without a device.
+    pub companion_order: Vec<String>,
     /// Rules of each resource, by name.
     pub rules: BTreeMap<String, ResourceRules>,
     /// Links between the GPUs of the node.
     pub scores: PairScores,
-    /// Devices by UUID: those of the node, and assigned ones that have left it.
+    /// GPUs and MIG devices by UUID: those of the node, and assigned ones that have left it.
     pub devices: BTreeMap<String, Device>,
-    /// UUIDs of the devices that the node has.
+    /// Companions by id: desired ones, and assigned ones from before.
+    pub companions: BTreeMap<String, CompanionDevice>,
+    /// Files that containers of companions have or may have.
+    pub files: FileClaims,
+    /// UUIDs of the devices that the node has, and ids of the companions with a file.
     pub present: BTreeSet<String>,
     /// Shares that containers hold.
     pub held: Held,
@@ -88,14 +105,24 @@ impl AllocatorState {
 
     /// Returns the desired assignment of a device.
     pub fn desired_assignment(&self, uuid: &str) -> Option<&Assignment> {
-        self.desired.as_ref().and_then(|desired| desired.get(uuid))
+        self.desired.get(uuid)
     }
 
     /// Returns true if a device of the node gets another assignment, or none, once nobody holds it.
     pub fn switches(&self, uuid: &str) -> bool {
         let desired = self.desired_assignment(uuid);
         let is_wanted = || desired.is_some() || self.present.contains(uuid);
-        self.desired.is_some() && self.assigned.get(uuid) != desired && is_wanted()
+        !self.awaits_device(uuid) && self.assigned.get(uuid) != desired && is_wanted()
+    }
+
+    /// Returns true if a device with this assignment is known to get another one, or none.
+    pub fn is_to_change(&self, uuid: &str, now: &Assignment) -> bool {
+        !self.awaits_device(uuid) && self.desired.get(uuid) != Some(now)
+    }
+
+    /// Returns the names of the resources of the configuration.
+    pub fn configured_resources(&self) -> impl Iterator<Item = &String> {
+        self.order.iter().chain(&self.companion_order)
     }
 
     /// Returns the desired assignment of a device that does not have it yet, if held shares of that one do not keep the device
@@ -132,10 +159,15 @@ impl AllocatorState {
         reasons.get(uuid).or_else(of_gpu).map(String::as_str)
     }
 
-    /// Returns true before the first desired devices: the driver has not answered this process yet, or the configuration is not
-    /// known. The assignments of an earlier process stand until then.
-    pub fn awaits_devices(&self) -> bool {
-        self.desired.is_none()
+    /// Returns true before the first desired devices of its kind: the driver has not answered this process yet, no file has been
+    /// looked for, or the configuration is not known. The assignments of an earlier process stand until then.
+    pub fn awaits_device(&self, uuid: &str) -> bool {
+        let is_known = if is_companion(uuid) {
+            self.known.companions
+        } else {
+            self.known.gpus
+        };
+        !is_known
     }
 
     /// Returns true if a container holds or may hold a share of the device, except those of `except`, or a share of a device
@@ -153,10 +185,11 @@ impl AllocatorState {
         self.held_by_others = assigned.map(|(uuid, _)| uuid.clone()).collect();
     }
 
-    fn may_be_held(&self, uuid: &str, except: Option<&Assignment>) -> bool {
+    /// Returns true if a container holds or may hold a share of the device itself, except those of `except`.
+    pub fn may_be_held(&self, uuid: &str, except: Option<&Assignment>) -> bool {
         self.held.holds_of(uuid, except)
             || self.held.checkpoint_holds_of(uuid, except)
-            || self.claims.of_device(uuid, &self.devices).next().is_some()
+            || (!is_companion(uuid) && self.claims.of_device(uuid, &self.devices).next().is_some())
     }
 
     /// Returns the UUIDs of the devices that overlap this one: a GPU and its MIG devices, also those that have left the node if

@@ -8,7 +8,6 @@ use std::collections::BTreeSet;
 /// none and an allocation that it began before is refused or fits, and if no container holds a share of it but those of the
 /// desired assignment, which another plugin gave out while gpunode was away.
 pub fn switch(state: &mut AllocatorState, allocatable: &BTreeSet<(String, String)>) {
-    let Some(desired) = &state.desired else { return };
     let healthy: BTreeSet<(&str, &str)> = allocatable
         .iter()
         .map(|(resource, id)| (resource.as_str(), device_of(id)))
@@ -19,8 +18,8 @@ pub fn switch(state: &mut AllocatorState, allocatable: &BTreeSet<(String, String
     let changes: Vec<(String, Option<Assignment>)> = state
         .assigned
         .iter()
-        .filter(|(uuid, now)| desired.get(*uuid) != Some(now) && free(uuid, now))
-        .map(|(uuid, _)| (uuid.clone(), desired.get(uuid).cloned()))
+        .filter(|(uuid, now)| state.is_to_change(uuid, now) && free(uuid, now))
+        .map(|(uuid, _)| (uuid.clone(), state.desired.get(uuid).cloned()))
         .collect();
     for (uuid, next) in changes {
         state.resizes.former.remove(&uuid);
@@ -37,7 +36,7 @@ pub fn adopt(state: &mut AllocatorState) {
     if !state.is_observed() {
         return;
     }
-    for (uuid, assignment) in state.desired.iter().flatten() {
+    for (uuid, assignment) in &state.desired {
         let blocked = state.assigned.contains_key(uuid)
             || state
                 .maybe_overlapping(uuid)

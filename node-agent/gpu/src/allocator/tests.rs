@@ -3,6 +3,7 @@
 mod allocations;
 mod choices;
 mod claims;
+mod companions;
 mod divided;
 mod figures;
 mod fuzz;
@@ -143,7 +144,10 @@ fn nothing_is_offered_before_the_holders_are_known() {
     let mut allocator = Allocator::default();
     allocator.set_desired(wants(""), Instant::now());
     assert!(!allocator.is_observed() && allocator.advertised().is_empty() && allocator.pending_changes().is_empty());
-    let restored = Allocator::restore([("GPU-0".to_owned(), wants("").devices[0].assignment.clone())].into());
+    let restored = Allocator::restore(
+        [("GPU-0".to_owned(), wants("").devices[0].assignment.clone())].into(),
+        BTreeMap::new(),
+    );
     assert!(restored.advertised().is_empty());
 }
 
@@ -323,7 +327,7 @@ fn an_observation_that_comes_late_is_ignored() {
 fn after_a_restart_what_was_given_out_shortly_before_is_not_given_again() {
     let before = AllocatorTest::new("", &[]);
     let mut test = AllocatorTest {
-        allocator: Allocator::restore(before.allocator.assigned().clone()),
+        allocator: Allocator::restore(before.allocator.assigned().clone(), BTreeMap::new()),
         now: before.now,
     };
     test.set_desired(wants(SHARED));
@@ -420,7 +424,7 @@ fn before_the_driver_answers_held_shares_are_healthy_and_no_container_gets_anoth
     let held = [holding("train", "nvidia.com/gpu", &["GPU-0"])];
     let before = AllocatorTest::new("", &held);
     let mut test = AllocatorTest {
-        allocator: Allocator::restore(before.allocator.assigned().clone()),
+        allocator: Allocator::restore(before.allocator.assigned().clone(), BTreeMap::new()),
         now: before.now,
     };
     test.observe(&held);

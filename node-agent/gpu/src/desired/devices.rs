@@ -61,4 +61,6 @@ pub enum DeviceProblemKind {
     MpsUnsupported,
     /// The device has less memory than one unit.
     MemoryBelowUnit,
+    /// A companion matches files that it cannot hand out.
+    FileRefused,
 }

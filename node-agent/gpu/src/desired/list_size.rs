@@ -12,9 +12,18 @@ use std::collections::BTreeMap;
 /// number (2 + 2 + 11).
 const SHARE_OVERHEAD: usize = 4 + 2 + 13 + 11 + 15;
 
+/// Bytes of a companion's id: `path-` and 16 digits.
+const COMPANION_ID: usize = 5 + 16;
+
 /// Returns true if a list of the kubelet has room for the shares of one device.
 pub fn fits_list(sharing: &DeviceSharing) -> bool {
     (sharing.shares() as usize).saturating_mul(SHARE_OVERHEAD) <= MAX_LIST_BYTES
+}
+
+/// Returns the number of devices with ids like those of companions for whose shares a list of the kubelet has room.
+pub fn most_devices(sharing: DeviceSharing) -> usize {
+    let bytes = (sharing.shares() as usize).saturating_mul(COMPANION_ID + SHARE_OVERHEAD);
+    MAX_LIST_BYTES / bytes.max(1)
 }
 
 /// Fails if the list of a resource is larger than the kubelet receives.

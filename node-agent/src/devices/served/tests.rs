@@ -36,6 +36,7 @@ impl Bench {
         });
         let list = AdvertisedResource {
             name: GPU.to_owned(),
+            is_companion: false,
             shares: shares.collect(),
         };
         self.served.send(&Arc::new(list), self.at(second));

@@ -177,6 +177,7 @@ mod tests {
         };
         let own = AdvertisedResource {
             name: "a.b/c".to_owned(),
+            is_companion: false,
             shares: ["GPU-1", "GPU-2"].map(share).into(),
         };
         let may_be = |ids: &[&str]| {

@@ -70,6 +70,7 @@ fn snapshot() -> DeviceSnapshot {
     let shares = vec![share("GPU-0", true), share("GPU-1", false)];
     let list = AdvertisedResource {
         name: "nvidia.com/gpu".to_owned(),
+        is_companion: false,
         shares,
     };
     DeviceSnapshot {
@@ -504,6 +505,7 @@ fn units(devices: &[(&str, u32, u32)]) -> DeviceSnapshot {
     });
     let list = AdvertisedResource {
         name: "a.b/mem".to_owned(),
+        is_companion: false,
         shares: shares.collect(),
     };
     DeviceSnapshot {
@@ -520,6 +522,8 @@ fn a_resource_names_its_devices_gpus_first() {
     let (hardware, in_force) = advertised();
     let status = of_page(&units(&[("MIG-a", 2, 2), ("GPU-0", 3, 1)]), &hardware, &in_force, &[]);
     let device = |uuid: &str, shares, healthy| AdvertisedDevice {
+        name: None,
+        numa_node: None,
         device: uuid.to_owned(),
         shares,
         healthy,

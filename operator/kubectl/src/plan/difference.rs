@@ -5,8 +5,9 @@ use super::{
     disruption::disruptions,
     drain_forecast::{DrainChange, drain_forecast},
     eviction::{EvictedPod, evicted, may_evict},
-    forecast::{self, DeviceForecast, ResourceForecast},
+    forecast::{self, DeviceForecast},
     layout_forecast::LayoutForecast,
+    resource_forecast::ResourceForecast,
     simulation::SimulatedNode,
 };
 use crate::{

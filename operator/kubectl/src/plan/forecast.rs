@@ -1,57 +1,20 @@
 //! The effect of a new configuration on the devices of one node, computed with the agent's own function. Pure.
 
 use super::{
+    companion_forecast::companion_forecast,
     layout_forecast::{LayoutForecast, layout_forecasts},
+    resource_forecast::ResourceForecast,
     simulation::configuration_of,
 };
 use crate::output::plural;
 use gpunode_config::{AgentConfig, ResourceConfig};
 use gpunode_crds::{GpuNode, GpuNodeStatus, named};
-use gpunode_gpu::{DesiredDevice, DesiredDevices, Device, DeviceSharing, desired_devices};
+use gpunode_gpu::{DesiredDevice, DesiredDevices, Device, DeviceSharing, desired_devices, is_companion};
 use gpunode_plan::inventory;
-use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Most pods named for one group of devices.
 const MAX_PODS: usize = 3;
-
-/// The count of a resource on a node.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct ResourceForecast {
-    /// Name that pods request.
-    pub resource: String,
-    /// Shares with the current configuration: whole devices, replicas or units.
-    pub now: u64,
-    /// Shares with the new configuration.
-    pub then: u64,
-    /// Shares that containers hold now.
-    pub held: u64,
-    /// True where the agent lists only some of the holders.
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
-    pub at_least: bool,
-    /// Held shares for which the new configuration has no room.
-    pub would_not_fit: u64,
-    /// The sum that gives `then`, such as `2 GPUs x 4 replicas = 8`.
-    pub words: String,
-}
-
-impl ResourceForecast {
-    /// Compares it with the current configuration and the held shares, such as `now 16; 14 held: 6 would not fit`.
-    pub fn comparison(&self) -> String {
-        let now = if self.now == self.then {
-            "unchanged".to_owned()
-        } else {
-            format!("now {}", self.now)
-        };
-        let least = if self.at_least { "at least " } else { "" };
-        match (self.held, self.would_not_fit) {
-            (0, _) => now,
-            (held, 0) => format!("{now}; {least}{held} held"),
-            (held, excess) => format!("{now}; {least}{held} held: {excess} would not fit"),
-        }
-    }
-}
 
 /// The effect of a new configuration on a node's devices.
 #[derive(Debug, Default)]
@@ -73,10 +36,29 @@ pub fn forecast(before: Option<&GpuNode>, after: Option<&GpuNode>) -> DeviceFore
     let Some(config) = after.and_then(configuration_of) else {
         return DeviceForecast::default();
     };
-    let Some(status) = before
-        .and_then(|before| before.status.as_ref())
-        .filter(|status| !status.gpus.is_empty())
-    else {
+    let companions = companion_forecast(before, &config);
+    // A node with companions alone needs no GPU.
+    let has_gpus = |status: &GpuNodeStatus| !status.gpus.is_empty();
+    let mut forecast =
+        if config.resources.is_empty() && !config.companions.is_empty() && !reported(before).is_some_and(has_gpus) {
+            DeviceForecast::default()
+        } else {
+            gpu_forecast(before, after, &config)
+        };
+    forecast.offers.extend(companions.offers);
+    forecast.notes.extend(companions.notes);
+    forecast.waiting.extend(companions.waiting);
+    forecast.held_by.extend(companions.held_by);
+    forecast
+}
+
+fn reported(node: Option<&GpuNode>) -> Option<&GpuNodeStatus> {
+    node.and_then(|node| node.status.as_ref())
+}
+
+/// Compares the configurations as far as GPUs and MIG devices go.
+fn gpu_forecast(before: Option<&GpuNode>, after: Option<&GpuNode>, config: &AgentConfig) -> DeviceForecast {
+    let Some(status) = reported(before).filter(|status| !status.gpus.is_empty()) else {
         let unknown = "the GPUs of this node are not known yet, so its resources are not counted";
         return DeviceForecast {
             notes: vec![unknown.to_owned()],
@@ -94,8 +76,8 @@ pub fn forecast(before: Option<&GpuNode>, after: Option<&GpuNode>) -> DeviceFore
         .unwrap_or_default();
     let divided = layouts.status.as_ref().map(gpunode_plan::inventory);
     let divided = divided.as_ref().unwrap_or(&inventory);
-    let desired = desired_devices(&inventory, &config);
-    let (unchanged, then) = match desired.and_then(|unchanged| Ok((unchanged, desired_devices(divided, &config)?))) {
+    let desired = desired_devices(&inventory, config);
+    let (unchanged, then) = match desired.and_then(|unchanged| Ok((unchanged, desired_devices(divided, config)?))) {
         Ok(both) => both,
         Err(error) => {
             let refused = format!("the agent would reject this configuration: {error}");
@@ -125,7 +107,7 @@ pub fn forecast(before: Option<&GpuNode>, after: Option<&GpuNode>) -> DeviceFore
     let (waiting, mut held_by) = waiting(status, &now, &unchanged);
     held_by.extend(layouts.changes.iter().flat_map(|layout| layout.held_by.iter().cloned()));
     DeviceForecast {
-        offers: resource_forecasts(&config, &now, &then, status),
+        offers: resource_forecasts(config, &now, &then, status),
         layouts: layouts.changes,
         notes: missing.into_iter().chain(layouts.notes).collect(),
         // Pods on instances that go delay the change; unless they are evicted, that is no reason to call it disruptive.
@@ -166,7 +148,8 @@ fn resource_forecasts(
         }
     }
     let configured = names.len();
-    for holder in &status.holders {
+    // Companions have forecasts of their own.
+    for holder in status.holders.iter().filter(|holder| !is_companion(&holder.device)) {
         if !names.contains(&holder.resource) {
             names.push(holder.resource.clone());
         }

@@ -1,6 +1,7 @@
-//! The operator's settings for GPU fact labels and agent images, which only its Deployment holds. Pure.
+//! The operator's settings for GPU fact labels, agent images and companions, which only its Deployment holds. Pure.
 
-use gpunode_plan::AgentImages;
+use gpunode_config::CompanionRootList;
+use gpunode_plan::{AgentImages, PolicySet};
 use k8s_openapi::{
     api::{
         apps::v1::{Deployment, DeploymentSpec},
@@ -18,6 +19,41 @@ const IMAGE_FLAG: &str = "--agent-image";
 const IMAGE_VARIABLE: &str = "AGENT_IMAGE";
 const IMAGES_FLAG: &str = "--agent-images";
 const IMAGES_VARIABLE: &str = "AGENT_IMAGES";
+const ROOTS_FLAG: &str = "--companion-roots";
+const ROOTS_VARIABLE: &str = "COMPANION_ROOTS";
+
+/// Images and folders that the operator allows to policies, as far as its Deployment tells.
+#[derive(Clone, Debug, Default)]
+pub struct OperatorRules {
+    images: Option<AgentImages>,
+    companion_roots: Option<CompanionRootList>,
+}
+
+impl OperatorRules {
+    /// Returns the rules of a Deployment.
+    pub fn of(deployment: &Deployment) -> Self {
+        Self {
+            images: agent_images(deployment),
+            companion_roots: companion_roots(deployment),
+        }
+    }
+
+    /// Returns the rules of an operator with this image of the agent alone.
+    #[cfg(test)]
+    pub fn of_image(image: &str) -> Self {
+        Self {
+            images: Some(AgentImages::of_agent(image)),
+            companion_roots: None,
+        }
+    }
+
+    /// Returns the policies, of which those are refused that the operator refuses.
+    pub fn apply(self, policies: PolicySet) -> PolicySet {
+        policies
+            .with_agent_images(self.images)
+            .with_companion_roots(self.companion_roots)
+    }
+}
 
 /// Returns true for the operator's Deployment.
 pub fn is_operator(deployment: &Deployment) -> bool {
@@ -76,15 +112,24 @@ pub fn agent_images(deployment: &Deployment) -> Option<AgentImages> {
     AgentImages::of_operator(image, images.split(',')).ok()
 }
 
+/// Returns the folders whose files companions may hand out, where the Deployment tells.
+pub fn companion_roots(deployment: &Deployment) -> Option<CompanionRootList> {
+    text(deployment, ROOTS_FLAG, ROOTS_VARIABLE)?.parse().ok()
+}
+
 /// Returns the image of the agent, and the list of images that policies may use, which may be empty.
 fn image_settings(deployment: &Deployment) -> Option<(&str, &str)> {
-    let text = |flag, variable| match find(deployment, flag, variable) {
+    let image = text(deployment, IMAGE_FLAG, IMAGE_VARIABLE).filter(|image| !image.is_empty())?;
+    Some((image, text(deployment, IMAGES_FLAG, IMAGES_VARIABLE)?))
+}
+
+/// Returns the text of a setting, empty where it is not set; none where it is elsewhere.
+fn text<'a>(deployment: &'a Deployment, flag: &str, variable: &str) -> Option<&'a str> {
+    match find(deployment, flag, variable) {
         None => Some(""),
         Some(SettingSource::Text(text)) if !text.contains("$(") => Some(text),
         Some(_) => None,
-    };
-    let image = text(IMAGE_FLAG, IMAGE_VARIABLE).filter(|image| !image.is_empty())?;
-    Some((image, text(IMAGES_FLAG, IMAGES_VARIABLE)?))
+    }
 }
 
 /// Returns a setting of the operator, if it has one.
@@ -120,12 +165,13 @@ fn of_container<'a>(container: &'a Container, flag: &str, variable: &str) -> Opt
     elsewhere.map(|_| SettingSource::EnvFrom)
 }
 
-/// Returns a Deployment with nothing but this setting and those for images.
+/// Returns a Deployment with nothing but this setting and those for images and companions.
 pub fn trimmed(deployment: &Deployment, gpu_labels: bool) -> Deployment {
     let mut args = vec![format!("{FLAG}={gpu_labels}")];
     if let Some((image, images)) = image_settings(deployment) {
         args.extend([format!("{IMAGE_FLAG}={image}"), format!("{IMAGES_FLAG}={images}")]);
     }
+    args.extend(companion_roots(deployment).map(|roots| format!("{ROOTS_FLAG}={roots}")));
     let container = Container {
         name: "operator".to_owned(),
         args: Some(args),
@@ -251,6 +297,30 @@ pub mod tests {
             let names = |deployment: &Deployment| agent_images(deployment).map(|images| images.names());
             assert_eq!(names(&deployment).as_deref(), expected, "{container}");
             assert_eq!(names(&trimmed(&deployment, true)).as_deref(), expected, "{container}");
+        }
+    }
+
+    #[test]
+    fn folders_of_companions_are_those_of_the_flag_or_unknown() {
+        for (container, expected) in [
+            (json!({}), Some("")),
+            (
+                json!({"args": ["--companion-roots=/dev/infiniband"]}),
+                Some("/dev/infiniband"),
+            ),
+            (
+                json!({"env": [{"name": "COMPANION_ROOTS", "value": "/dev/infiniband,/dev/xclmgmt*"}]}),
+                Some("/dev/infiniband,/dev/xclmgmt*"),
+            ),
+            (json!({"env": [{"name": "COMPANION_ROOTS", "valueFrom": {}}]}), None),
+            (json!({"args": ["--companion-roots=/dev"]}), None),
+        ] {
+            let deployment = operator(&container);
+            let roots = |deployment: &Deployment| companion_roots(deployment).map(|roots| roots.to_string());
+            assert_eq!(roots(&deployment).as_deref(), expected, "{container}");
+            if expected.is_some() {
+                assert_eq!(roots(&trimmed(&deployment, true)).as_deref(), expected, "{container}");
+            }
         }
     }
 }

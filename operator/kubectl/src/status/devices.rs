@@ -12,14 +12,17 @@ use serde::Serialize;
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DeviceSummary {
-    /// NVML index of the GPU; none for a held device that no longer exists.
+    /// NVML index of the GPU; none for a companion, and for a held device that no longer exists.
     pub gpu: Option<u32>,
     pub uuid: String,
-    /// Product of a GPU, or profile and instances of a MIG device.
+    /// Product of a GPU, profile and instances of a MIG device, or files of a companion.
     pub hardware: String,
-    /// Memory in MiB; 0 for a device that no longer exists.
+    /// Memory in MiB; 0 for a companion, and for a device that no longer exists.
     #[serde(rename = "memoryMiB")]
     pub memory_mib: u64,
+    /// True for a companion.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub companion: bool,
     pub state: DeviceAvailability,
     /// Time at which its GPU was last seen; none while it is seen.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -50,7 +53,7 @@ pub struct DeviceSummary {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum DeviceAvailability {
-    /// No longer in the node.
+    /// No longer in the node; of a companion, its file.
     Gone,
     /// Its GPU was not seen for less than 15 minutes, or the driver is missing or fails.
     Missing,
@@ -98,6 +101,7 @@ impl DeviceSummary {
             return Vec::new();
         };
         let mut devices: Vec<Self> = status.gpus.iter().flat_map(|gpu| of_gpu(status, gpu)).collect();
+        devices.extend(companions(status));
         let named = status.holders.iter().map(|holder| &holder.device);
         let named = named.chain(status.waiting.iter().map(|waiting| &waiting.device));
         for uuid in named.chain(status.mps_daemons.iter().map(|daemon| &daemon.device)) {
@@ -119,7 +123,7 @@ impl DeviceSummary {
 
     /// Returns its held and total shares; none where it is not advertised.
     pub fn in_use(&self) -> Option<HeldAmount> {
-        let is_there = self.gpu.is_some() && self.resource.is_some();
+        let is_there = (self.gpu.is_some() || self.companion) && self.resource.is_some();
         is_there.then(|| HeldAmount {
             held: self.held(),
             total: i64::from(self.shares),
@@ -136,6 +140,7 @@ impl DeviceSummary {
         match self.gpu {
             Some(gpu) if self.is_mig() => format!("GPU {gpu} {}", self.hardware),
             Some(gpu) => format!("GPU {gpu}"),
+            None if self.companion => self.hardware.clone(),
             None => self.uuid.clone(),
         }
     }
@@ -155,6 +160,24 @@ fn of_gpu(status: &GpuNodeStatus, gpu: &GpuDevice) -> Vec<DeviceSummary> {
     let parts = parts.filter(|part| !is_whole || part.is_relevant());
     let whole = Some(&whole).filter(|_| is_whole || gpu.mig_devices.is_empty());
     whole.cloned().into_iter().chain(parts).collect()
+}
+
+/// Returns the devices of companions, by resource. One without a healthy share has no file.
+fn companions(status: &GpuNodeStatus) -> impl Iterator<Item = DeviceSummary> {
+    let resources = status.resources.iter().filter(|resource| resource.companion);
+    let devices = resources.flat_map(|resource| &resource.devices);
+    devices.map(|advertised| {
+        let files = advertised.name.clone().unwrap_or_else(|| advertised.device.clone());
+        let mut summary = device(status, None, &advertised.device, files, 0);
+        summary.companion = true;
+        summary.state = match (&summary.waiting, advertised.healthy) {
+            (Some(_), _) => DeviceAvailability::Waits,
+            (None, 0) => DeviceAvailability::Gone,
+            (None, _) if summary.holders.is_empty() => DeviceAvailability::Free,
+            (None, _) => DeviceAvailability::Held,
+        };
+        summary
+    })
 }
 
 /// Summarises one device; `gpu` is the device itself or the GPU that it is a part of.
@@ -213,6 +236,7 @@ fn device(
         uuid: uuid.to_owned(),
         hardware,
         memory_mib,
+        companion: false,
         state,
         missing_since,
         fault,

@@ -8,9 +8,12 @@ use super::{
     rollout::planned,
     usage::DeviceUsage,
 };
-use crate::cluster::{ListedObjects, UnreadableObject, unreadable_names};
+use crate::{
+    cluster::{ListedObjects, UnreadableObject, unreadable_names},
+    snapshot::operator::OperatorRules,
+};
 use gpunode_crds::{GpuNode, GpuNodePolicy, GpuNodeSpec};
-use gpunode_plan::{AgentImages, NodeFacts, PolicySet};
+use gpunode_plan::{NodeFacts, PolicySet};
 use jiff::Timestamp;
 use k8s_openapi::{
     api::core::v1::{Node, NodeCondition, NodeStatus},
@@ -53,7 +56,7 @@ impl FleetSummary {
         gpu_nodes: &ListedObjects<GpuNode>,
         nodes: &ListedObjects<Node>,
         policies: &ListedObjects<GpuNodePolicy>,
-        images: Option<AgentImages>,
+        rules: OperatorRules,
         now: Timestamp,
     ) -> Self {
         let lists = [&gpu_nodes.unreadable, &nodes.unreadable, &policies.unreadable];
@@ -110,8 +113,8 @@ impl FleetSummary {
             nodes.objects.as_slice()
         };
         let set = PolicySet::new(&policies.objects)
-            .with_unreadable(unreadable_names(&policies.objects, &policies.unreadable))
-            .with_agent_images(images);
+            .with_unreadable(unreadable_names(&policies.objects, &policies.unreadable));
+        let set = rules.apply(set);
         let mut planned = planned(&set, planned_nodes, &gpu_nodes.objects, now);
         let policy = |policy: &GpuNodePolicy| {
             let mut state = summarise_policy(policy);
@@ -290,7 +293,7 @@ mod tests {
             &listed(vec![gpu_node()]),
             &forbidden("Node"),
             &forbidden("GpuNodePolicy"),
-            None,
+            OperatorRules::default(),
             Timestamp::UNIX_EPOCH,
         )
     }
@@ -305,7 +308,7 @@ mod tests {
             &forbidden("GpuNode"),
             &nodes,
             &listed(vec![serde_json::from_value(policy).expect("a policy")]),
-            None,
+            OperatorRules::default(),
             Timestamp::UNIX_EPOCH,
         );
         assert_eq!(fleet.policies[0].rollout, None);
@@ -333,7 +336,13 @@ mod tests {
                 "status": {"conditions": [{"type": "Ready", "status": "True"}]}});
             let nodes = listed(vec![serde_json::from_value(node).expect("a Node")]);
             let gpu_nodes = listed(vec![gpu_node.clone()]);
-            FleetSummary::new(&gpu_nodes, &nodes, &listed(Vec::new()), None, Timestamp::UNIX_EPOCH)
+            FleetSummary::new(
+                &gpu_nodes,
+                &nodes,
+                &listed(Vec::new()),
+                OperatorRules::default(),
+                Timestamp::UNIX_EPOCH,
+            )
         };
         let [node] = &summary("new").nodes[..] else {
             panic!("one node")
@@ -355,12 +364,12 @@ mod tests {
         let summary = |image: &str| {
             let nodes = listed(vec![serde_json::from_value(node.clone()).expect("a Node")]);
             let policies = listed(vec![serde_json::from_value(policy.clone()).expect("a policy")]);
-            let images = Some(AgentImages::of_agent(image));
+            let rules = OperatorRules::of_image(image);
             FleetSummary::new(
                 &listed(vec![gpu_node()]),
                 &nodes,
                 &policies,
-                images,
+                rules,
                 Timestamp::UNIX_EPOCH,
             )
         };

@@ -1,7 +1,10 @@
 //! A cluster in which everything is, as tests show it.
 
 use super::fleet::FleetSummary;
-use crate::cluster::{ListedObjects, UnreadableObject};
+use crate::{
+    cluster::{ListedObjects, UnreadableObject},
+    snapshot::operator::OperatorRules,
+};
 use gpunode_crds::{GpuNode, GpuNodePolicy};
 use gpunode_plan::PolicySet;
 use jiff::Timestamp;
@@ -104,7 +107,7 @@ pub fn sample() -> FleetSummary {
             objects: policies.into(),
             unreadable: Vec::new(),
         },
-        None,
+        OperatorRules::default(),
         now(),
     )
 }
@@ -186,7 +189,7 @@ pub fn shared() -> FleetSummary {
             objects: vec![policy],
             unreadable: Vec::new(),
         },
-        None,
+        OperatorRules::default(),
         now(),
     )
 }
@@ -255,7 +258,7 @@ pub fn rolling() -> FleetSummary {
             objects: vec![policy],
             unreadable: Vec::new(),
         },
-        None,
+        OperatorRules::default(),
         now(),
     )
 }
@@ -336,7 +339,7 @@ pub fn dividing() -> FleetSummary {
             objects: vec![policy],
             unreadable: Vec::new(),
         },
-        None,
+        OperatorRules::default(),
         now(),
     )
 }

@@ -6,6 +6,7 @@
 //! | GPU by units of memory | by units | not limited, so not counted |
 //! | GPU by MPS | by shares | by shares |
 //! | GPU by time-slicing | not limited, so not counted | not limited, so not counted |
+//! | companion | none | none |
 //! | MIG device | like a GPU | not counted: the driver does not say how many the whole GPU has |
 
 use super::{amount::HeldAmount, devices::DeviceSummary};
@@ -50,6 +51,7 @@ impl DeviceUsage {
                 device.sharing,
                 None | Some(SharingStrategy::None | SharingStrategy::Mps)
             ) && !device.is_mig()
+                && !device.companion
             {
                 usage.cores_percent.add(shares.of(100));
             }

@@ -31,6 +31,9 @@ pub struct RequestAnswer {
     pub choices: Vec<DeviceChoice>,
     /// Reason for the first choice, or for none.
     pub why: String,
+    /// True for a companion, whose devices have no links to choose by.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub companion: bool,
 }
 
 /// One choice of devices for a container.
@@ -83,6 +86,9 @@ pub fn answer(
     size: u32,
 ) -> anyhow::Result<RequestAnswer> {
     let offered = offered(status, resource)?;
+    if offered.companion {
+        return Ok(of_companion(status, offered, size));
+    }
     let config = gpu_node
         .spec
         .config
@@ -111,20 +117,46 @@ pub fn answer(
         free,
         choices: Vec::new(),
         why: String::new(),
+        companion: false,
     };
     if rules.fail_requests_greater_than_one && size > 1 {
         answer.why = String::from("a container can request only one: failRequestsGreaterThanOne");
     } else if size > free {
-        answer.why = format!(
-            "{} free, so a pod that requests {size} cannot start here",
-            plural(free as usize, "is", "are")
-        );
+        answer.why = cannot_start(free, size);
     } else if matches!(strategy, SharingStrategy::Memory | SharingStrategy::Mps) {
         of_one(&mut answer, &devices, strategy, rules);
     } else {
         of_many(&mut answer, status, &devices, strategy, rules.allocation, &scores);
     }
     Ok(answer)
+}
+
+/// Answers for a companion, whose devices have no links.
+fn of_companion(status: &GpuNodeStatus, offered: &ResourceStatus, size: u32) -> RequestAnswer {
+    let holders = status.holders.iter().filter(|holder| holder.resource == offered.name);
+    let held: i32 = holders.map(|holder| holder.count).sum();
+    let free = u32::try_from(offered.allocatable.saturating_sub(held)).unwrap_or_default();
+    let why = if size > free {
+        cannot_start(free, size)
+    } else {
+        "companions have no links: each share comes from the device of which containers hold least".to_owned()
+    };
+    RequestAnswer {
+        resource: offered.name.clone(),
+        size,
+        order: "least held".to_owned(),
+        free,
+        choices: Vec::new(),
+        why,
+        companion: true,
+    }
+}
+
+fn cannot_start(free: u32, size: u32) -> String {
+    format!(
+        "{} free, so a pod that requests {size} cannot start here",
+        plural(free as usize, "is", "are")
+    )
 }
 
 fn offered<'a>(status: &'a GpuNodeStatus, name: Option<&str>) -> anyhow::Result<&'a ResourceStatus> {

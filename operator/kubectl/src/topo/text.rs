@@ -3,7 +3,7 @@
 use super::{
     links::{LinkedGpu, level, symbol},
     request::{DeviceChoice, RequestAnswer},
-    topology::NodeTopology,
+    topology::{NodeTopology, PlacedCompanion},
 };
 use crate::output::{TableCell, TableColumn, TextWidth, grid, plain, style, table, wrapped};
 use gpunode_crds::{Holder, LinkLevel, MigDevice, MigPhase, MigStatus, named};
@@ -30,6 +30,7 @@ pub fn topology(topology: &NodeTopology, width: TextWidth) -> String {
     } else {
         matrix(&topology.gpus, width) + &legend(&topology.gpus, width) + &instances(&topology.gpus, width)
     };
+    text.push_str(&companions(&topology.companions, width));
     let bad = style::BAD;
     if !topology.missing.is_empty() {
         let missing: Vec<_> = topology.missing.iter().map(ToString::to_string).collect();
@@ -117,6 +118,32 @@ fn instances(gpus: &[LinkedGpu], width: TextWidth) -> String {
     format!("\n{}", table(width, columns, &rows))
 }
 
+/// Returns the companions with their NUMA nodes and holders.
+fn companions(companions: &[PlacedCompanion], width: TextWidth) -> String {
+    if companions.is_empty() {
+        return String::new();
+    }
+    let row = |companion: &PlacedCompanion| -> [TableCell; 4] {
+        let numa = companion
+            .numa_node
+            .map_or_else(|| "N/A".to_owned(), |node| node.to_string());
+        [
+            companion.resource.as_str().into(),
+            companion.name.as_str().into(),
+            numa.into(),
+            pods(companion.holders.iter()).into(),
+        ]
+    };
+    let rows: Vec<_> = companions.iter().map(row).collect();
+    let columns = [
+        TableColumn::new("COMPANION"),
+        TableColumn::below("FILES"),
+        TableColumn::new("NUMA AFFINITY"),
+        TableColumn::new("HELD BY"),
+    ];
+    format!("\n{}", table(width, columns, &rows))
+}
+
 /// Says how far a GPU is with its layout, and with which unless it has it.
 fn progress(mig: &MigStatus) -> String {
     match mig.phase {
@@ -184,6 +211,7 @@ fn request(answer: &RequestAnswer, width: TextWidth) -> String {
                 answer.why
             )
         }
+        None if answer.companion && answer.size <= answer.free => answer.why.clone(),
         None => format!("nothing would be chosen: {}", answer.why),
     };
     let _ = writeln!(text, "{}", wrapped(&said, width, 2));

@@ -4,7 +4,7 @@ use super::{
     links::{self, LinkedGpu},
     request::{self, RequestAnswer},
 };
-use gpunode_crds::GpuNode;
+use gpunode_crds::{GpuNode, GpuNodeStatus, Holder};
 use kube::ResourceExt;
 use serde::Serialize;
 
@@ -14,6 +14,8 @@ use serde::Serialize;
 pub struct NodeTopology {
     pub node: String,
     pub gpus: Vec<LinkedGpu>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub companions: Vec<PlacedCompanion>,
     /// Indices of missing GPUs, whose links are unknown.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub missing: Vec<u32>,
@@ -22,6 +24,37 @@ pub struct NodeTopology {
     pub holders_truncated: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub request: Option<RequestAnswer>,
+}
+
+/// A companion and its place.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PlacedCompanion {
+    pub resource: String,
+    pub device: String,
+    /// Its files.
+    pub name: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub numa_node: Option<u32>,
+    pub holders: Vec<Holder>,
+}
+
+fn companions(status: &GpuNodeStatus) -> Vec<PlacedCompanion> {
+    let resources = status.resources.iter().filter(|resource| resource.companion);
+    let devices = resources.flat_map(|resource| resource.devices.iter().map(move |device| (resource, device)));
+    let placed = devices.map(|(resource, device)| PlacedCompanion {
+        resource: resource.name.clone(),
+        device: device.device.clone(),
+        name: device.name.clone().unwrap_or_else(|| device.device.clone()),
+        numa_node: device.numa_node,
+        holders: status
+            .holders
+            .iter()
+            .filter(|holder| holder.device == device.device)
+            .cloned()
+            .collect(),
+    });
+    placed.collect()
 }
 
 /// Collects links and holders from a GpuNode, and answers a request.
@@ -36,6 +69,7 @@ pub fn topology(gpu_node: &GpuNode, request: Option<u32>, resource: Option<&str>
     Ok(NodeTopology {
         node: gpu_node.name_any(),
         gpus: links::gpus(&status),
+        companions: companions(&status),
         missing,
         holders_truncated: status.holders_truncated,
         request: request

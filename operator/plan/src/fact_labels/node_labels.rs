@@ -10,8 +10,8 @@ use crate::{
     label_syntax::{is_label_value, is_qualified_name},
 };
 use gpunode_crds::{
-    Fabric, GpuDevice, GpuMode, GpuNodeStatus, MAX_LABEL_VALUE, MigMode, MigStrategy, PRODUCT_COUNT_PREFIX,
-    SharingStrategy,
+    COMPANION_COUNT_PREFIX, Fabric, GpuDevice, GpuMode, GpuNodeStatus, MAX_LABEL_VALUE, MigMode, MigStrategy,
+    PRODUCT_COUNT_PREFIX, SharingStrategy,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -60,14 +60,19 @@ fn is_silent(gpu_node: &GpuNodeFacts) -> bool {
 
 /// Returns true for a label that may be a fact label, given that no policy wants it.
 pub fn is_fact_label(key: &str) -> bool {
-    key.starts_with("nvidia.com/") || key.starts_with(PRODUCT_COUNT_PREFIX)
+    key.starts_with("nvidia.com/") || key.starts_with(PRODUCT_COUNT_PREFIX) || key.starts_with(COMPANION_COUNT_PREFIX)
 }
 
 fn labels_of(status: &GpuNodeStatus) -> BTreeMap<String, String> {
-    if status.gpus.is_empty() {
-        return BTreeMap::new();
-    }
     let mut labels = FactLabels::default();
+    for (resource, count) in companion_counts(status) {
+        labels
+            .0
+            .insert(format!("{COMPANION_COUNT_PREFIX}{resource}"), count.to_string());
+    }
+    if status.gpus.is_empty() {
+        return labels.0;
+    }
     labels.nvidia("gpu.machine", &status.machine.as_deref().unwrap_or(UNKNOWN));
     add_versions(status, &mut labels);
     labels.nvidia("mig.capable", &status.gpus.iter().any(|gpu| gpu.mig_mode.is_some()));
@@ -179,6 +184,21 @@ fn mode(gpus: &[GpuDevice]) -> &'static str {
 fn clique(gpus: &[GpuDevice]) -> Option<&Fabric> {
     let cliques: BTreeSet<&Fabric> = gpus.iter().filter_map(|gpu| gpu.fabric.as_ref()).collect();
     cliques.first().copied().filter(|_| cliques.len() == 1)
+}
+
+/// Counts the devices of each companion, by the name of its resource with a dot for the slash, as far as it fits into a label's name.
+/// Resources whose names are equal then count together.
+fn companion_counts(status: &GpuNodeStatus) -> BTreeMap<String, usize> {
+    let prefix = COMPANION_COUNT_PREFIX.split_once('/').map_or(0, |(_, name)| name.len());
+    let mut counts = BTreeMap::new();
+    for resource in status.resources.iter().filter(|resource| resource.companion) {
+        let name = resource.name.replace('/', ".");
+        let name = cut(&name, MAX_LABEL_VALUE - prefix);
+        if !name.is_empty() {
+            *counts.entry(name.to_owned()).or_default() += resource.devices.len();
+        }
+    }
+    counts
 }
 
 /// Counts the GPUs of each product, by the part of its name that fits into a label's name.

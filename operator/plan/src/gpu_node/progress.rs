@@ -455,13 +455,14 @@ fn runs_plugin(status: &GpuNodeStatus) -> bool {
 }
 
 /// Reasons that only a person can resolve: waiting helps nobody.
-const NEEDS_A_PERSON: [Reason; 7] = [
+const NEEDS_A_PERSON: [Reason; 8] = [
     Reason::DriverNotFound,
     Reason::DriverFailed,
     Reason::MigInstancesUnequal,
     Reason::MigWithoutInstances,
     Reason::MpsUnsupported,
     Reason::MemoryBelowUnit,
+    Reason::FileRefused,
     Reason::ServedByAnother,
 ];
 /// Reasons that may resolve themselves.

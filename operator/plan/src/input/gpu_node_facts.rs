@@ -291,6 +291,9 @@ fn reduce(status: &mut GpuNodeStatus) {
     number_devices(status);
     for resource in &mut status.resources {
         resource.withheld = None;
+        for device in &mut resource.devices {
+            (device.name, device.numa_node) = (None, None);
+        }
     }
 }
 

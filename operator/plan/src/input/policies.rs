@@ -5,7 +5,7 @@ use crate::{
     names::policy_of_daemonset_name,
     taint::{Taint, TaintKey},
 };
-use gpunode_config::{AgentConfig, ConfigDocument, MigGroup, MigStrategy, ResourceConfig};
+use gpunode_config::{AgentConfig, CompanionRootList, ConfigDocument, MigGroup, MigStrategy, ResourceConfig};
 use gpunode_crds::{
     AUTOSCALER_STARTUP_PREFIX, Configuration, DrainRules, GpuNodePolicy, GpuNodeStatus, NOT_READY_TAINT, OnConflict,
     PolicyMode, RolloutPace, StartupTaint, UnhealthyTaint, is_gpunode_key, is_kubernetes_key,
@@ -70,6 +70,8 @@ pub struct PolicyDevicePlugin {
     pub fields: BTreeSet<String>,
     /// Names of the resources it may advertise on any node.
     resources: BTreeSet<String>,
+    /// Fields of its companions that name files, with their globs.
+    companion_paths: Vec<(String, String)>,
     /// Configuration, where MIG devices get names by profile as well.
     mig_by_profile: Option<AgentConfig>,
     /// Image of the agent, with its registry if it was checked; none if the policy sets none or may not use it.
@@ -88,7 +90,12 @@ impl PolicyDevicePlugin {
             fields: gpunode_config::fields_of(config),
             wants_mps: is_valid && config.wants_mps(),
             mig_layout: config.mig.as_ref().map(|mig| mig.layout.clone()).unwrap_or_default(),
-            resources: names.iter().map(ResourceConfig::advertised_name).collect(),
+            resources: names
+                .iter()
+                .map(ResourceConfig::advertised_name)
+                .chain(config.companions.iter().map(|companion| companion.resource.clone()))
+                .collect(),
+            companion_paths: companion_paths(config),
             mig_by_profile: (is_valid && config.mig_strategy() == MigStrategy::Mixed).then(|| config.clone()),
             image,
             is_image_refused: false,
@@ -122,6 +129,7 @@ pub struct PolicySet {
     unreadable: BTreeSet<String>,
     no_gpu_labels: bool,
     agent_images: Option<AgentImages>,
+    companion_roots: Option<CompanionRootList>,
 }
 
 impl PolicySet {
@@ -173,6 +181,24 @@ impl PolicySet {
         }
         self.agent_images = agent_images;
         self
+    }
+
+    /// Returns the same policies, of which those with companions elsewhere than in these folders are refused. `None` allows every
+    /// folder.
+    #[must_use]
+    pub fn with_companion_roots(mut self, roots: Option<CompanionRootList>) -> Self {
+        if let Some(roots) = &roots {
+            for policy in &mut self.policies {
+                policy.refuse_companions(roots);
+            }
+        }
+        self.companion_roots = roots;
+        self
+    }
+
+    /// Returns the folders whose files companions may hand out; `None` for every folder.
+    pub fn companion_roots(&self) -> Option<&CompanionRootList> {
+        self.companion_roots.as_ref()
     }
 
     /// Returns the images that policies may use; `None` for every image.
@@ -286,12 +312,41 @@ impl Policy {
         plugin.is_image_refused = true;
         plugin.document = None;
         plugin.mig_by_profile = None;
-        let refusal = refused_image(&image, images);
+        self.refuse(refused_image(&image, images));
+    }
+
+    /// Refuses the policy if a companion hands out files elsewhere than in these folders. The configuration in force stays on its
+    /// nodes.
+    fn refuse_companions(&mut self, roots: &CompanionRootList) {
+        let Some(plugin) = &mut self.device_plugin else { return };
+        let refusals = plugin.companion_paths.iter().filter_map(|(field, path)| {
+            let refusal = roots.refusal(path)?;
+            Some(format!("spec.devicePlugin.{field}: {refusal}"))
+        });
+        let refusals: Vec<String> = refusals.collect();
+        if !refusals.is_empty() {
+            plugin.document = None;
+            plugin.mig_by_profile = None;
+            self.refuse(refusals.join("; "));
+        }
+    }
+
+    fn refuse(&mut self, refusal: String) {
         self.refusal = Some(match self.refusal.take() {
             Some(other) => format!("{other}; {refusal}"),
             None => refusal,
         });
     }
+}
+
+/// Returns the fields of companions that name files, with their globs.
+fn companion_paths(config: &AgentConfig) -> Vec<(String, String)> {
+    let companions = config.companions.iter().enumerate();
+    let paths = companions.flat_map(|(companion, of)| {
+        let paths = of.paths.iter().enumerate();
+        paths.map(move |(path, glob)| (format!("companions[{companion}].paths[{path}]"), glob.clone()))
+    });
+    paths.collect()
 }
 
 /// Returns the moment of the last change that was not one of the status.

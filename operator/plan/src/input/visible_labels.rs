@@ -1,7 +1,7 @@
 //! The labels of a node that selectors see.
 
 use crate::{packed_map::PackedMap, record::entries::RecordEntries};
-use gpunode_crds::{GOVERNED_LABEL, MPS_LABEL, POLICY_LABEL_PREFIX, PRODUCT_COUNT_PREFIX};
+use gpunode_crds::{COMPANION_COUNT_PREFIX, GOVERNED_LABEL, MPS_LABEL, POLICY_LABEL_PREFIX, PRODUCT_COUNT_PREFIX};
 
 /// Labels of a node as they would be without gpunode, so that no policy selects or deselects by its own effect.
 #[derive(Clone, Copy, Debug)]
@@ -40,4 +40,5 @@ pub fn is_own_label(key: &str) -> bool {
         || key == MPS_LABEL
         || key.starts_with(POLICY_LABEL_PREFIX)
         || key.starts_with(PRODUCT_COUNT_PREFIX)
+        || key.starts_with(COMPANION_COUNT_PREFIX)
 }

@@ -16,9 +16,7 @@ use crate::{
     record::{entries::RecordEntries, node_record::NodeRecord},
     taint::TaintKey,
 };
-use gpunode_crds::{
-    MPS_LABEL, OWNED_ANNOTATION, POLICY_LABEL_PREFIX, PRODUCT_COUNT_PREFIX, PolicyMode, TaintEffect, UNHEALTHY_TAINT,
-};
+use gpunode_crds::{MPS_LABEL, OWNED_ANNOTATION, POLICY_LABEL_PREFIX, PolicyMode, TaintEffect, UNHEALTHY_TAINT};
 use jiff::Timestamp;
 use json_patch::PatchOperation;
 use serde::Serialize;
@@ -268,7 +266,7 @@ impl NodeExplainer<'_> {
                 &conflict,
             );
             entry.before = self.after.labels.before.get(key).cloned();
-            if is_own_label(key) && !key.starts_with(PRODUCT_COUNT_PREFIX) {
+            if is_own_label(key) && !is_fact_label(key) {
                 entry.source = EntrySource::Gpunode {
                     why: own_label_reason(key, self.plan.governing.as_deref()),
                 };

@@ -1,9 +1,9 @@
 //! Folders of the nodes, the same for all agents of an installation.
 
-use gpunode_config::{DriverRootList, HostPath};
+use gpunode_config::{CompanionRootList, DriverRootList, HostPath};
 use k8s_openapi::api::core::v1::EnvVar;
 
-/// Folders of the nodes in which agents look for the driver and the kubelet.
+/// Folders of the nodes in which agents look for the driver, the kubelet and the files of companions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostPaths {
     /// Roots below which the driver is searched, in this order.
@@ -12,6 +12,8 @@ pub struct HostPaths {
     pub dev_root: HostPath,
     /// The kubelet's `--root-dir`.
     pub kubelet_root: HostPath,
+    /// Folders whose files companions may hand out.
+    pub companion_roots: CompanionRootList,
 }
 
 impl Default for HostPaths {
@@ -20,6 +22,7 @@ impl Default for HostPaths {
             driver_roots: DriverRootList::default(),
             dev_root: HostPath::root(),
             kubelet_root: HostPath::kubelet_root(),
+            companion_roots: CompanionRootList::default(),
         }
     }
 }
@@ -40,6 +43,11 @@ impl HostPaths {
                 "KUBELET_ROOT",
                 self.kubelet_root.to_string(),
                 default.kubelet_root.to_string(),
+            ),
+            (
+                "COMPANION_ROOTS",
+                self.companion_roots.to_string(),
+                default.companion_roots.to_string(),
             ),
         ];
         let set = variables.into_iter().filter(|(_, value, default)| value != default);

@@ -120,6 +120,42 @@ fn policy_with_an_image_that_is_not_allowed_gets_the_default_image_and_is_refuse
 }
 
 #[test]
+fn policy_with_companions_outside_of_the_roots_is_refused_with_the_flag() {
+    let spec =
+        "{nodeSelector: {}, devicePlugin: {companions: [{resource: rdma/hca, paths: [/dev/infiniband/*, /dev/sda]}]}}";
+    let object = policy("rdma", spec);
+    let set = |roots: &str| PolicySet::new([&object]).with_companion_roots(Some(roots.parse().unwrap()));
+    let refused = set("/dev/infiniband");
+    let policy = refused.get("rdma").unwrap();
+    assert_eq!(
+        policy.refusal.as_deref(),
+        Some(
+            "spec.devicePlugin.companions[0].paths[1]: /dev/sda is in no folder of the operator's flag --companion-roots, which is \
+             /dev/infiniband; an administrator can add its folder there"
+        )
+    );
+    assert_eq!(
+        policy.device_plugin.as_ref().unwrap().document,
+        None,
+        "the configuration in force stays"
+    );
+    let none = set("");
+    let refusal = none.get("rdma").unwrap().refusal.clone().unwrap();
+    assert_eq!(
+        refusal.matches("--companion-roots, which is empty").count(),
+        2,
+        "{refusal}"
+    );
+    assert_eq!(set("/dev/infiniband,/dev/sd*").get("rdma").unwrap().refusal, None);
+    let names = set("/dev/infiniband,/dev/sd*");
+    let plugin = names.get("rdma").unwrap().device_plugin.clone().unwrap();
+    assert_eq!(
+        plugin.resources(None),
+        ["nvidia.com/gpu".to_owned(), "rdma/hca".to_owned()].into()
+    );
+}
+
+#[test]
 fn mps_daemonset() {
     insta::assert_yaml_snapshot!(desired_mps(&pods()));
 }
@@ -177,16 +213,21 @@ fn every_agent_gets_the_folders_of_the_nodes_that_are_not_the_default() {
         driver_roots: "/run/nvidia/driver, /,/home/kubernetes/bin/nvidia/".parse().unwrap(),
         dev_root: "//".parse().unwrap(),
         kubelet_root: "/var/lib/kubelet/".parse().unwrap(),
+        companion_roots: "".parse().unwrap(),
     };
     assert_eq!(commands(&pods), before, "the defaults in other words replace no pod");
     pods.paths = HostPaths {
         driver_roots: "/opt/nvidia,/".parse().unwrap(),
         dev_root: "/opt/nvidia".parse().unwrap(),
         kubelet_root: "/data/kubelet".parse().unwrap(),
+        companion_roots: "/dev/infiniband/,/dev/xclmgmt*".parse().unwrap(),
     };
     for (command, socket) in commands(&pods) {
         assert!(
-            command.ends_with(" DRIVER_ROOTS=/opt/nvidia,/ DEV_ROOT=/opt/nvidia KUBELET_ROOT=/data/kubelet"),
+            command.ends_with(
+                " DRIVER_ROOTS=/opt/nvidia,/ DEV_ROOT=/opt/nvidia KUBELET_ROOT=/data/kubelet \
+                 COMPANION_ROOTS=/dev/infiniband,/dev/xclmgmt*"
+            ),
             "{command}"
         );
         assert_eq!(socket, "/data/kubelet/pod-resources");

@@ -63,6 +63,41 @@ fn every_node_with_gpus_gets_them_and_loses_them_when_they_are_turned_off() {
 }
 
 #[test]
+fn companions_are_counted_by_resource_also_on_a_node_without_gpu() {
+    let mut world = world();
+    let status = world.gpu_node.as_mut().unwrap().status.as_mut().unwrap();
+    (status.gpus, status.agent) = (Vec::new(), Some(Agent::default()));
+    let long = format!("example.com/{}", "n".repeat(63));
+    status.resources = serde_json::from_value(json!([
+        {"name": "rdma/hca", "companion": true, "capacity": 128, "allocatable": 64, "registered": true,
+            "devices": [{"device": "path-1", "shares": 64, "healthy": 0}, {"device": "path-2", "shares": 64, "healthy": 64}]},
+        {"name": "amd.com/fpga", "companion": true, "capacity": 0, "allocatable": 0, "registered": true},
+        {"name": "a.b/c", "capacity": 1, "allocatable": 1, "registered": true, "devices": [{"device": "GPU-1", "shares": 1, "healthy": 1}]},
+        {"name": long, "companion": true, "capacity": 1, "allocatable": 1, "registered": true,
+            "devices": [{"device": "path-3", "shares": 1, "healthy": 1}]},
+    ]))
+    .unwrap();
+    world.converge(&[]);
+    assert_eq!(world.label("gpunode.dev/companions.rdma.hca"), Some("2"));
+    assert_eq!(world.label("gpunode.dev/companions.amd.com.fpga"), Some("0"));
+    assert_eq!(world.label("gpunode.dev/companions.a.b.c"), None);
+    let cut = format!("gpunode.dev/companions.example.com.{}", "n".repeat(40));
+    assert_eq!(world.label(&cut), Some("1"));
+    assert!(world.plan(&[]).is_settled(), "a second pass writes nothing");
+    world
+        .gpu_node
+        .as_mut()
+        .unwrap()
+        .status
+        .as_mut()
+        .unwrap()
+        .resources
+        .clear();
+    world.converge(&[]);
+    assert_eq!(world.label("gpunode.dev/companions.rdma.hca"), None);
+}
+
+#[test]
 fn facts_that_change_are_followed_and_no_policy_waits_for_them() {
     let labels = [policy("p", "{nodeSelector: {}, labels: {a: b}}")];
     let mut world = world();

@@ -81,6 +81,54 @@ fn new_node_is_tainted_until_all_that_its_agent_offers_is_allocatable() {
 }
 
 #[test]
+fn taint_stays_until_the_kubelet_has_the_list_of_companions_also_an_empty_one() {
+    let world = reported("8");
+    let set = |world: &mut World, companions: i32, allocatable: Option<&str>, registered: bool| {
+        let status = world.gpu_node.as_mut().unwrap().status.as_mut().unwrap();
+        status.resources.truncate(1);
+        status.resources.push(ResourceStatus {
+            name: "rdma/hca".to_owned(),
+            companion: true,
+            capacity: companions,
+            allocatable: companions,
+            registered,
+            ..Default::default()
+        });
+        let ready = status
+            .conditions
+            .iter_mut()
+            .find(|condition| condition.type_ == "Ready")
+            .unwrap();
+        ready.status = if registered { "True" } else { "False" }.to_owned();
+        ready.reason = if registered {
+            "ConfigurationInForce"
+        } else {
+            "Registering"
+        }
+        .to_owned();
+        if let Some(allocatable) = allocatable {
+            world.node["status"]["allocatable"]["rdma/hca"] = json!(allocatable);
+        }
+    };
+    for (companions, allocatable, registered, is_tainted) in [
+        (0, None, false, true),
+        (64, None, true, true),
+        (64, Some("63"), true, true),
+        (64, Some("64"), true, false),
+        (0, None, true, false),
+    ] {
+        let mut world = world.clone();
+        set(&mut world, companions, allocatable, registered);
+        world.converge(&[starting()]);
+        assert_eq!(
+            !keys(&world).is_empty(),
+            is_tainted,
+            "{companions} {allocatable:?} {registered}"
+        );
+    }
+}
+
+#[test]
 fn node_of_a_dra_driver_waits_for_no_resource() {
     let mut world = reported("0");
     world.converge(&[starting()]);

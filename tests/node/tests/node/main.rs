@@ -2,6 +2,7 @@
 
 mod cdi;
 mod change;
+mod companions;
 mod configuration;
 mod container_runtime;
 mod device_plugin;

@@ -80,6 +80,7 @@ fn a_saved_mig_device_that_has_left_keeps_back_its_own_gpu_alone() {
     let held = [holding("train", "a.b/part", &["MIG-2-0"])];
     let mut test = undivided_test(Allocator::restore(
         [("MIG-2-0".to_owned(), serde_json::from_str(saved).unwrap())].into(),
+        BTreeMap::new(),
     ));
     for _ in 0..10 {
         test.observe(&held);

@@ -167,7 +167,7 @@ fn a_device_that_another_plugin_gave_out_meanwhile_as_now_desired_changes_under_
     let mut saved = AllocatorTest::new(MEMORY, &[]).allocator.assigned().clone();
     saved.retain(|uuid, _| uuid != "GPU-2");
     let mut test = AllocatorTest {
-        allocator: Allocator::restore(saved),
+        allocator: Allocator::restore(saved, BTreeMap::new()),
         now: Instant::now(),
     };
     test.set_desired(wants(SHARED));
@@ -208,7 +208,10 @@ fn a_device_that_another_plugin_gave_out_meanwhile_as_now_desired_changes_under_
 #[test]
 fn no_mps_daemon_comes_between_processes_that_another_plugin_gave_the_device_to() {
     let mut test = AllocatorTest {
-        allocator: Allocator::restore(AllocatorTest::new(MEMORY, &[]).allocator.assigned().clone()),
+        allocator: Allocator::restore(
+            AllocatorTest::new(MEMORY, &[]).allocator.assigned().clone(),
+            BTreeMap::new(),
+        ),
         now: Instant::now(),
     };
     test.set_desired(wants(

@@ -294,7 +294,7 @@ impl World {
                 }
             }
             Step::Restart => {
-                self.allocator = Allocator::restore(self.allocator.assigned().clone());
+                self.allocator = Allocator::restore(self.allocator.assigned().clone(), BTreeMap::new());
                 self.allocator.set_unavailable(self.unavailable.clone());
                 (self.look, self.picks, self.sent, self.taken) = (None, Vec::new(), Vec::new(), Healthy::new());
                 self.configure();

@@ -135,7 +135,7 @@ fn a_restarted_agent_keeps_slices_that_the_configuration_no_longer_has() {
     let mut before = test(4, &held);
     before.set_desired(slices(2));
     let mut test = AllocatorTest {
-        allocator: Allocator::restore(before.allocator.assigned().clone()),
+        allocator: Allocator::restore(before.allocator.assigned().clone(), BTreeMap::new()),
         now: before.now,
     };
     test.set_desired(slices(2));
@@ -154,7 +154,7 @@ fn a_slice_that_the_configuration_no_longer_has_is_given_to_the_next_pod_also_af
     let mut before = test(4, &held);
     before.set_desired(slices(2));
     before.observe(&held);
-    let restarted = Allocator::restore(before.allocator.assigned().clone());
+    let restarted = Allocator::restore(before.allocator.assigned().clone(), BTreeMap::new());
     // The agent restarts, or the kubelet, which at first has neither healthy devices nor pods.
     for (allocator, kubelet_restarts) in [(restarted, false), (before.allocator, true)] {
         let mut test = AllocatorTest {
@@ -382,7 +382,7 @@ impl Cluster {
     }
 
     fn restart_agent(&mut self) {
-        self.test.allocator = Allocator::restore(self.test.allocator.assigned().clone());
+        self.test.allocator = Allocator::restore(self.test.allocator.assigned().clone(), BTreeMap::new());
         self.test.set_desired(slices(self.number));
         self.disconnect();
         self.observe();

@@ -114,8 +114,8 @@ pub fn withheld(node: &NodeSummary, width: TextWidth) -> String {
 struct WaitingChange<'a> {
     node: &'a str,
     reason: &'a str,
-    /// Indices of its GPUs, or UUIDs where the GPU is gone.
-    gpus: BTreeSet<(Option<u32>, String)>,
+    /// Indices of its GPUs, files of companions, or UUIDs where the GPU is gone.
+    devices: BTreeSet<(Option<u32>, String)>,
     pods: BTreeSet<&'a str>,
 }
 
@@ -131,18 +131,18 @@ pub fn waiting(fleet: &FleetSummary, most: usize, width: TextWidth) -> String {
         let (node, reason) = (node.name.as_str(), waiting.message.as_str());
         let place = changes.iter().position(|of| of.node == node && of.reason == reason);
         let place = place.unwrap_or_else(|| {
-            let (gpus, pods) = (BTreeSet::new(), BTreeSet::new());
+            let (devices, pods) = (BTreeSet::new(), BTreeSet::new());
             changes.push(WaitingChange {
                 node,
                 reason,
-                gpus,
+                devices,
                 pods,
             });
             changes.len() - 1
         });
         if let Some(change) = changes.get_mut(place) {
-            let uuid = device.gpu.map_or_else(|| device.uuid.clone(), |_| String::new());
-            change.gpus.insert((device.gpu, uuid));
+            let name = device.gpu.map_or_else(|| device.name(), |_| String::new());
+            change.devices.insert((device.gpu, name));
             change.pods.extend(waiting.pods.iter().map(String::as_str));
         }
     }
@@ -150,11 +150,11 @@ pub fn waiting(fleet: &FleetSummary, most: usize, width: TextWidth) -> String {
         return String::new();
     }
     let row = |change: &WaitingChange| -> [TableCell; 4] {
-        let gpu = |(gpu, uuid): &(Option<u32>, String)| gpu.map_or_else(|| uuid.clone(), |gpu| gpu.to_string());
-        let gpus: Vec<String> = change.gpus.iter().map(gpu).collect();
+        let device = |(gpu, name): &(Option<u32>, String)| gpu.map_or_else(|| name.clone(), |gpu| gpu.to_string());
+        let devices: Vec<String> = change.devices.iter().map(device).collect();
         [
             change.node.into(),
-            gpus.join(", ").into(),
+            devices.join(", ").into(),
             named(&change.pods, MAX_PODS).into(),
             change.reason.into(),
         ]

@@ -4,7 +4,7 @@ use crate::{
     output::{TableCell, TableColumn, TextWidth, table},
     status::{amount::HeldAmount, fleet::FleetSummary, node::NodeSummary, usage::DeviceUsage},
 };
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// MiB in a GiB.
 const GIB: i64 = 1024;
@@ -60,7 +60,7 @@ fn row(name: &str, usage: &DeviceUsage, shares: String) -> [TableCell; 4] {
     ]
 }
 
-/// Returns the shares of each GPU, MIG devices added up, such as `0: 30/80, 1: 0/10`.
+/// Returns the shares of each GPU, MIG devices added up, and of each companion, such as `0: 30/80, 1: 0/10, rdma/hca: 2/64`.
 fn by_gpu(node: &NodeSummary) -> String {
     let mut gpus = BTreeMap::<u32, HeldAmount>::new();
     for device in &node.devices {
@@ -68,8 +68,14 @@ fn by_gpu(node: &NodeSummary) -> String {
             gpus.entry(gpu).or_default().add(shares);
         }
     }
+    let companions = node.devices.iter().filter(|device| device.companion);
+    let resources: BTreeSet<&String> = companions.filter_map(|device| device.resource.as_ref()).collect();
+    let shares = resources
+        .into_iter()
+        .filter_map(|name| Some((name, node.usage.shares.get(name)?)));
     gpus.iter()
         .map(|(gpu, shares)| format!("{gpu}: {}", part(*shares)))
+        .chain(shares.map(|(name, shares)| format!("{name}: {}", part(*shares))))
         .collect::<Vec<_>>()
         .join(", ")
 }
