@@ -47,7 +47,7 @@ clusters="e2e e2e-agents e2e-removal e2e-mig e2e-late"
 # Modules of tests/e2e/tests/cluster by their cluster; those that are not named here run on the first. Each takes as long as the
 # others, so that nobody waits for the last.
 on_agents="evicted:: from_nvidia_plugin:: health:: inside_containers:: kills:: memory:: mps:: rejected:: release:: startup_taint:: switching:: unhealthy_taint::"
-on_removal="dra:: from_gpushare_and_gpu_manager:: staying_up::"
+on_removal="companions:: dra:: from_gpushare_and_gpu_manager:: staying_up::"
 # Those of another cluster, tests/e2e/mig.yaml, and those that follow them on one like the others.
 on_mig="from_mig_manager:: mig_drain:: mig_layout::"
 on_late="admission:: contention:: leadership:: policy_hand_over::"
@@ -104,6 +104,7 @@ e2e_removal() {
   stage "removal and uninstallation" on_cluster uninstall
   # Begun first and awaited last: the operator waits for two minutes.
   stage "a DRA driver: its GPUs" on_cluster cluster dra::gpus_of_a_dra_driver
+  stage "devices that are files" on_cluster cluster companions::
   stage "agents that are replaced" on_cluster cluster from_gpushare_and_gpu_manager:: staying_up::
   stage "a DRA driver that goes" on_cluster cluster dra::gpus_without_a_dra_driver
 }

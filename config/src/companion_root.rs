@@ -87,23 +87,18 @@ impl fmt::Display for CompanionRoot {
 }
 
 impl CompanionRootList {
-    /// Returns the roots that a path is below.
-    pub fn roots_of<'a>(&'a self, path: &'a str) -> impl Iterator<Item = &'a CompanionRoot> {
-        self.0.iter().filter(move |root| root.has(path))
-    }
-
     /// Returns the reason why companions may not hand out the files of a path or glob, with the next step; none if they may.
     pub fn refusal(&self, path: &str) -> Option<String> {
-        if self.roots_of(path).next().is_some() {
+        if self.0.iter().any(|root| root.has(path)) {
             return None;
         }
-        let roots = if self.0.is_empty() {
-            "which is empty".to_owned()
+        let allowed = if self.0.is_empty() {
+            "nothing".to_owned()
         } else {
-            format!("which is {self}")
+            self.to_string()
         };
         Some(format!(
-            "{path} is in no folder of the operator's flag --companion-roots, {roots}; an administrator can add its folder there"
+            "--companion-roots does not allow {path}; it allows {allowed}; an administrator can add its folder"
         ))
     }
 }
@@ -171,7 +166,7 @@ mod tests {
                 .refusal(outside)
                 .unwrap_or_else(|| panic!("{outside} was accepted"));
             assert!(
-                refusal.contains("--companion-roots, which is /dev/infiniband,/dev/xclmgmt*,/etc/colas"),
+                refusal.contains("it allows /dev/infiniband,/dev/xclmgmt*,/etc/colas;"),
                 "{refusal}"
             );
         }
@@ -182,7 +177,7 @@ mod tests {
         let none = list(" ").unwrap();
         assert_eq!(none, CompanionRootList::default());
         let refusal = none.refusal("/dev/infiniband/*").unwrap();
-        assert!(refusal.contains("--companion-roots, which is empty"), "{refusal}");
+        assert!(refusal.contains("it allows nothing;"), "{refusal}");
     }
 
     #[test]

@@ -56,7 +56,7 @@ pub use companion::{
     CompanionConfig, CompanionDeviceNodes, CompanionGroup, CompanionInjection, CompanionMounts, CompanionVariable,
     CompanionVariableValue, MAX_COMPANION_PATH,
 };
-pub use companion_root::{CompanionRoot, CompanionRootList};
+pub use companion_root::CompanionRootList;
 pub use device_list::{DeviceIdStrategy, DeviceListStrategy};
 pub use device_selector::{Architecture, DeviceKind, DeviceSelector, MigConfig, MigStrategy};
 pub use document::{CONFIG_VERSION, ConfigDocument};

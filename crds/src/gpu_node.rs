@@ -4,7 +4,7 @@
 #![allow(clippy::duplicated_attributes, reason = "each printer column has a type and a path")]
 
 use crate::{
-    Configuration, ConfigurationStep, DisruptiveChange, GpuDevice, Holder, MAX_DEVICES, MpsDaemon,
+    Configuration, ConfigurationStep, DisruptiveChange, GpuDevice, Holder, MAX_DEVICES, MAX_RESOURCES, MpsDaemon,
     RejectedConfiguration, ResourceStatus, RuntimeStatus, Vgpu, WaitingDevice,
 };
 use gpunode_config::MigStrategy;
@@ -158,7 +158,7 @@ pub struct GpuNodeStatus {
 
     /// Resources that the agent advertises, in the order of the configuration.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(length(max = 64))]
+    #[schemars(length(max = MAX_RESOURCES))]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["name".into()]))]
     pub resources: Vec<ResourceStatus>,
 

@@ -80,8 +80,8 @@ pub use policy_status::{
 };
 pub use reason::{ConditionType, EVERY_GPU_ANSWERS, Reason, SERVED_BY_DRA};
 pub use resources::{
-    AdvertisedDevice, Holder, MAX_DEVICE_NAME, MAX_DEVICES, MAX_WAITING_MESSAGE, MAX_WAITING_PODS, MpsDaemon,
-    MpsDaemonState, ResourceStatus, WaitingDevice,
+    AdvertisedDevice, Holder, MAX_DEVICE_NAME, MAX_DEVICES, MAX_HOLDER_DEVICE, MAX_RESOURCES, MAX_WAITING_MESSAGE,
+    MAX_WAITING_PODS, MpsDaemon, MpsDaemonState, ResourceStatus, WaitingDevice,
 };
 pub use rollout::RolloutPace;
 pub use runtime_status::{

@@ -154,6 +154,8 @@ pub enum Reason {
     MemoryBelowUnit,
     /// The paths of a companion match files that it cannot hand out.
     FileRefused,
+    /// The paths of a companion match no file.
+    FileMissing,
     /// `deviceListStrategy` has only CDI, and the CDI file does not describe a device.
     CdiNotDescribed,
     /// Every GPU has its MIG layout, or cannot have one.

@@ -10,6 +10,10 @@ pub const MAX_DEVICES: usize = 64;
 
 /// Maximum length of a companion's name: a path of 255 characters and a number of files.
 pub const MAX_DEVICE_NAME: usize = 280;
+/// Most resources of a node in status.
+pub const MAX_RESOURCES: usize = 64;
+/// Most characters of the device of a holder.
+pub const MAX_HOLDER_DEVICE: usize = 64;
 
 /// Maximum length of the message of a waiting device, in characters.
 pub const MAX_WAITING_MESSAGE: usize = 512;
@@ -60,7 +64,7 @@ pub struct ResourceStatus {
 #[serde(rename_all = "camelCase")]
 pub struct AdvertisedDevice {
     /// UUID of the GPU or MIG device, or id of the companion.
-    #[schemars(length(max = 64))]
+    #[schemars(length(max = MAX_HOLDER_DEVICE))]
     pub device: String,
     /// Files of a companion, such as `/dev/infiniband/uverbs0 and 2 more files`; absent for GPUs.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -84,6 +84,11 @@ impl Allocator {
         self.state.files.by_file()
     }
 
+    /// Notes the claimed files that are on disk: only these are given to containers.
+    pub fn set_saved_files(&mut self, saved: &BTreeMap<String, String>) {
+        self.state.files.set_saved(saved);
+    }
+
     /// Returns the companions that are desired, or assigned and known.
     pub fn companions(&self) -> &BTreeMap<String, CompanionDevice> {
         &self.state.companions
@@ -119,10 +124,10 @@ impl Allocator {
     }
 
     /// Takes the desired companions of a new configuration or of other files, as [`Self::set_desired`] takes GPUs. `existing` are
-    /// those of [`Self::claimed_files`] that exist: a device that is no longer desired stays healthy for its containers while all
-    /// of its files do.
+    /// those of [`Self::claimed_files`] that exist: a device that is no longer desired stays healthy for its containers while all of
+    /// its files do.
     pub fn set_companions(&mut self, new: &DesiredCompanions, existing: &BTreeSet<String>, now: Instant) {
-        self.state.evidence_from = self.state.evidence_from.max(Some(now));
+        self.state.companion_evidence_from = self.state.companion_evidence_from.max(Some(now));
         companions::set_desired(&mut self.state, new, existing);
         self.assign_desired();
     }
@@ -150,16 +155,16 @@ impl Allocator {
         if self.state.observed_at.is_none() && self.state.restored {
             let restored_from = started.checked_add(held::GRANT_MEMORY);
             self.state.evidence_from = self.state.evidence_from.max(restored_from);
+            self.state.companion_evidence_from = self.state.companion_evidence_from.max(restored_from);
         }
         self.state.observed_at = Some(started);
         let (claims, holders) = DeviceClaims::split_off(holders);
         self.state.claims = claims;
         let freed = self.state.held.observe(started, holders, checkpoint);
         self.state.withheld.retain(|resource| !freed.contains(resource));
-        if self.state.evidence_from.is_none_or(|from| started >= from) {
-            switch(&mut self.state, &allocatable);
-            companions::release_files(&mut self.state);
-        }
+        switch(&mut self.state, &allocatable, started);
+        companions::release_files(&mut self.state, started);
+        slices::resize(&mut self.state);
         adopt(&mut self.state);
         companions::claim_files(&mut self.state);
         self.state.update_held_by_others();

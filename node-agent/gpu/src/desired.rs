@@ -20,7 +20,7 @@ mod selector;
 
 pub use devices::{DesiredDevice, DesiredDevices, DeviceProblem, DeviceProblemKind};
 pub use error::DesiredDevicesError;
-pub use list_size::{fits_list, most_devices};
+pub use list_size::{fits_bytes, fits_list, list_bytes, most_devices};
 pub use node::{desired_devices, desired_devices_beside};
 pub use rules::ResourceRules;
 

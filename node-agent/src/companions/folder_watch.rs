@@ -10,8 +10,8 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     io,
     mem::MaybeUninit,
-    path::{Path, PathBuf},
-    sync::Arc,
+    path::PathBuf,
+    sync::{Arc, Mutex, PoisonError},
     thread,
 };
 use tokio::sync::Notify;
@@ -35,7 +35,7 @@ pub struct FolderWatch {
     inotify: Arc<OwnedFd>,
     changes: Arc<Notify>,
     /// Folders by the number of their watch.
-    watched: BTreeMap<i32, PathBuf>,
+    watched: Mutex<BTreeMap<i32, PathBuf>>,
 }
 
 impl FolderWatch {
@@ -51,13 +51,13 @@ impl FolderWatch {
         Ok(Self {
             inotify,
             changes,
-            watched: BTreeMap::new(),
+            watched: Mutex::default(),
         })
     }
 
     /// Watches these folders and no others. Returns true if one was not watched before, so that a change of it may have been
-    /// missed. A folder that is gone is none.
-    pub fn set(&mut self, folders: &BTreeSet<PathBuf>) -> io::Result<bool> {
+    /// missed. A folder that is gone is none. Blocks.
+    pub fn set(&self, folders: &BTreeSet<PathBuf>) -> io::Result<bool> {
         let mut watched = BTreeMap::new();
         for folder in folders {
             match inotify::add_watch(&*self.inotify, folder, CHANGES) {
@@ -66,12 +66,13 @@ impl FolderWatch {
                 Err(error) => return Err(error.into()),
             }
         }
-        let is_new = watched.keys().any(|number| !self.watched.contains_key(number));
-        for number in self.watched.keys().filter(|number| !watched.contains_key(number)) {
+        let mut before = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_new = watched.keys().any(|number| !before.contains_key(number));
+        for number in before.keys().filter(|number| !watched.contains_key(number)) {
             // The watch of a folder that is gone has ended by itself.
             _ = inotify::remove_watch(&*self.inotify, *number);
         }
-        self.watched = watched;
+        *before = watched;
         Ok(is_new)
     }
 
@@ -94,9 +95,4 @@ fn read_events(inotify: &OwnedFd, changes: &Notify) {
             Err(_) => return,
         }
     }
-}
-
-/// Returns the path in this container of a folder of the host.
-pub fn mounted(host_root: &Path, folder: &str) -> PathBuf {
-    host_root.join(folder.trim_start_matches('/'))
 }

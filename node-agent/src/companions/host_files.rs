@@ -1,7 +1,7 @@
 //! Opens files and folders of the host that only root can replace.
 //!
 //! Whoever can write to a folder can put another file in the place of one that was checked, before a container gets it. So no folder
-//! of somebody else counts, and no link is followed but a file's own, which has to lead to a file below the same root.
+//! of somebody else counts, and no link is followed but a file's own, which has to lead to a file below a root.
 
 use rustix::{
     fd::{AsFd, BorrowedFd, OwnedFd},
@@ -102,11 +102,16 @@ impl HostRoot {
             Errno::NOENT | Errno::NOTDIR | Errno::LOOP => HostFileError::Missing,
             error => HostFileError::Io(error),
         })?;
+        let stat = fstat(&file)?;
+        if stat.st_nlink == 0 {
+            // It was removed meanwhile; its path has " (deleted)" then.
+            return Err(HostFileError::Missing);
+        }
         let real = path_of(file.as_fd())?;
         let path = real.strip_prefix(&self.path).map_err(|_| HostFileError::Missing)?;
         Ok(OpenedFile {
             path: Path::new("/").join(path),
-            stat: fstat(&file)?,
+            stat,
         })
     }
 
@@ -126,9 +131,8 @@ pub fn open_folder(folder: &OwnedFd, name: &OsStr) -> Result<OwnedFd, HostFileEr
     let opened = openat2(folder, name, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS)?;
     let stat = fstat(&opened)?;
     let (owner, mode) = (Uid::from_raw(stat.st_uid), Mode::from_raw_mode(stat.st_mode));
-    let is_of_group = mode.contains(Mode::WGRP) && stat.st_gid != 0;
     let is_trusted = owner.is_root() || owner == geteuid();
-    if !is_trusted || is_of_group || mode.contains(Mode::WOTH) {
+    if !is_trusted || mode.intersects(Mode::WGRP | Mode::WOTH) {
         return Err(HostFileError::NotOfRoot);
     }
     Ok(opened)

@@ -1,23 +1,22 @@
 //! Looks for the files that the globs of companions match. Blocks.
 
 use super::{
-    folder_watch::mounted,
     host_files::{HostFileError, HostRoot, is_folder, names, open_folder},
-    sysfs::{DevicePlace, device_place},
+    sysfs::{DeviceTopology, device_topology},
 };
 use globset::{GlobBuilder, GlobMatcher};
-use gpunode_config::{AgentConfig, CompanionRoot, CompanionRootList, MAX_COMPANION_PATH};
+use gpunode_config::{AgentConfig, CompanionRootList, MAX_COMPANION_PATH};
 use gpunode_gpu::{CompanionFile, CompanionFiles, MatchedFiles};
 use rustix::{fd::OwnedFd, fs::FileType};
 use std::{
     collections::{BTreeMap, BTreeSet},
     ffi::OsStr,
     os::unix::ffi::OsStrExt as _,
-    path::{Path, PathBuf},
+    path::PathBuf,
 };
 
 /// Most files of one companion that are looked at.
-const MAX_FILES: usize = 1024;
+const MAX_SCANNED_FILES: usize = 1024;
 /// Most folders that the globs of one companion lead to.
 const MAX_FOLDERS: usize = 256;
 /// Most refusals that are kept of one companion.
@@ -81,10 +80,11 @@ impl FileScanner {
                 matched: MatchedFiles::default(),
                 folders: BTreeSet::new(),
             };
-            for (place, glob) in globs.iter().enumerate() {
-                search.find(place, glob);
+            for (index, glob) in globs.iter().enumerate() {
+                search.find(index, glob);
             }
-            folders.extend(search.folders.iter().map(|folder| mounted(&self.host_root, folder)));
+            let watched = search.folders.iter();
+            folders.extend(watched.map(|folder| self.host_root.join(folder.trim_start_matches('/'))));
             files.insert(resource.clone(), search.result());
         }
         let existing = wanted.known.iter().filter(|path| host.file(path).is_ok());
@@ -109,28 +109,20 @@ struct FileSearch<'a> {
 
 /// A glob that is being followed.
 struct FollowedGlob<'a> {
-    /// Its place in the configuration.
-    place: usize,
+    /// Its index in the configuration.
+    index: usize,
     text: &'a str,
-    root: &'a CompanionRoot,
 }
 
 impl FileSearch<'_> {
-    fn find(&mut self, place: usize, glob: &str) {
+    fn find(&mut self, index: usize, glob: &str) {
         if let Some(refusal) = self.scanner.roots.refusal(glob) {
             return self.refuse(refusal);
         }
-        let Some(root) = self.scanner.roots.roots_of(glob).next() else {
-            return;
-        };
         let parts: Vec<&str> = glob.split('/').skip(1).collect();
         match self.host.folder() {
             Ok(folder) => {
-                let followed = FollowedGlob {
-                    place,
-                    text: glob,
-                    root,
-                };
+                let followed = FollowedGlob { index, text: glob };
                 self.follow(&followed, &folder, "", &parts);
             }
             Err(error) => self.refuse(format!("/ {error}")),
@@ -144,7 +136,7 @@ impl FileSearch<'_> {
         };
         if self.folders.len() >= MAX_FOLDERS {
             return self.refuse(format!(
-                "{} leads to more than {MAX_FOLDERS} folders; write it more closely",
+                "{} leads to more than {MAX_FOLDERS} folders; use a narrower glob",
                 glob.text
             ));
         }
@@ -157,6 +149,10 @@ impl FileSearch<'_> {
         if !rest.is_empty() {
             for name in names {
                 let below = format!("{path}/{}", shown_name(&name));
+                if !is_plain(&name) {
+                    self.refuse_name(&below);
+                    continue;
+                }
                 match open_folder(folder, OsStr::from_bytes(&name)) {
                     Ok(next) => self.follow(glob, &next, &below, rest),
                     Err(HostFileError::Missing) => {}
@@ -165,14 +161,14 @@ impl FileSearch<'_> {
             }
             return;
         }
-        let (count, most) = (names.len(), MAX_FILES.saturating_sub(self.matched.files.len()));
+        let (count, most) = (names.len(), MAX_SCANNED_FILES.saturating_sub(self.matched.files.len()));
         let mut names = names;
         if count > most {
             // Files that containers may have come first.
             names.sort_by_key(|name| !self.known.contains(&format!("{path}/{}", shown_name(name))));
             names.truncate(most);
             self.refuse(format!(
-                "{} matches {count} files of {shown}, too many to look at; write it more closely",
+                "{} matches {count} files of {shown}, too many to look at; use a narrower glob",
                 glob.text
             ));
         }
@@ -184,9 +180,7 @@ impl FileSearch<'_> {
     fn add(&mut self, glob: &FollowedGlob<'_>, folder: &str, name: &[u8]) {
         let path = format!("{folder}/{}", shown_name(name));
         if !is_plain(name) {
-            return self.refuse(format!(
-                "{path} has a character other than letters, digits and -_.:@+=~"
-            ));
+            return self.refuse_name(&path);
         }
         if path.len() > MAX_COMPANION_PATH {
             let start: String = path.chars().take(MAX_COMPANION_PATH).collect();
@@ -205,34 +199,47 @@ impl FileSearch<'_> {
         if is_folder(&file.stat) {
             return Ok(None);
         }
-        let target = file.path.to_str().filter(|target| target.len() <= MAX_COMPANION_PATH);
-        let Some(host_path) = target.filter(|target| *target == path || glob.root.has(target)) else {
-            self.refuse(format!(
-                "{path} is a link that leads out of {} of --companion-roots, to {}",
-                glob.root,
-                file.path.display()
-            ));
-            return Ok(None);
-        };
+        let host_path = shown_name(file.path.as_os_str().as_bytes());
         if host_path != path {
-            self.host.check_folders_of(Path::new(host_path))?;
+            if let Some(refusal) = self.link_refusal(&host_path) {
+                self.refuse(format!("{path} is a link: {refusal}"));
+                return Ok(None);
+            }
+            self.host.check_folders_of(&file.path)?;
+            if let Some((folder, _)) = host_path.rsplit_once('/').filter(|_| self.folders.len() < MAX_FOLDERS) {
+                self.folders.insert(folder.to_owned());
+            }
         }
         let kind = FileType::from_raw_mode(file.stat.st_mode);
         let is_block = kind == FileType::BlockDevice;
         let is_device = is_block || kind == FileType::CharacterDevice;
-        let place = if is_device {
-            device_place(&self.scanner.host_root, file.stat.st_rdev, is_block)
+        let topology = if is_device {
+            device_topology(&self.scanner.host_root, file.stat.st_rdev, is_block)
         } else {
-            DevicePlace::default()
+            DeviceTopology::default()
         };
         Ok(Some(CompanionFile {
             path: path.to_owned(),
-            host_path: host_path.to_owned(),
-            globs: [glob.place].into(),
+            host_path,
+            globs: [glob.index].into(),
             is_device,
-            pci_slot: place.pci_slot,
-            numa_node: place.numa_node,
+            pci_slot: topology.pci_slot,
+            numa_node: topology.numa_node,
         }))
+    }
+
+    /// Returns the reason why a link to this path may not be handed out.
+    fn link_refusal(&self, target: &str) -> Option<String> {
+        if target.len() > MAX_COMPANION_PATH {
+            return Some(format!("its target has more than {MAX_COMPANION_PATH} characters"));
+        }
+        self.scanner.roots.refusal(target)
+    }
+
+    fn refuse_name(&mut self, path: &str) {
+        self.refuse(format!(
+            "{path} has a character other than letters, digits and -_.:@+=~"
+        ));
     }
 
     fn refuse(&mut self, refusal: String) {
@@ -393,14 +400,24 @@ mod tests {
         for glob in ["/dev/sda", "/dev/s*", "/dev/*/a"] {
             let matched = host.find("/dev/x", &[glob]);
             assert!(matched.files.is_empty());
-            assert!(matched.refused[0].starts_with(&format!(
-                "{glob} is in no folder of the operator's flag --companion-roots"
-            )));
+            assert!(
+                matched.refused[0].starts_with(&format!("--companion-roots does not allow {glob}; it allows /dev/x;"))
+            );
         }
     }
 
     #[test]
-    fn links_count_only_within_their_root_and_a_file_counts_once() {
+    fn a_link_may_lead_to_a_file_of_any_root_and_the_folder_of_that_is_watched() {
+        let host = Host::with(&["/dev/bus/usb/001/004", "/dev/serial/by-id/x"]);
+        fs::remove_file(host.path("/dev/serial/by-id/x")).unwrap();
+        symlink("../../bus/usb/001/004", host.path("/dev/serial/by-id/x")).unwrap();
+        let (found, folders) = host.found("/dev/serial,/dev/bus/usb", &["/dev/serial/by-id/*"], &[]);
+        assert_eq!(found.files["a.b/c"].files[0].host_path, "/dev/bus/usb/001/004");
+        assert!(folders.contains(&host.path("/dev/bus/usb/001")), "{folders:?}");
+    }
+
+    #[test]
+    fn links_count_only_within_the_roots_and_a_file_counts_once() {
         let host = Host::with(&["/dev/sda", "/dev/x/card0", "/dev/x/card1"]);
         fs::create_dir(host.path("/dev/x/by-path")).unwrap();
         let link = |target: &str, name: &str| symlink(target, host.path(name)).unwrap();
@@ -425,7 +442,10 @@ mod tests {
             assert!(refused.files.is_empty());
             assert_eq!(
                 refused.refused,
-                ["/dev/x/disk is a link that leads out of /dev/x of --companion-roots, to /dev/sda"]
+                [
+                    "/dev/x/disk is a link: --companion-roots does not allow /dev/sda; it allows /dev/x; an administrator can add \
+                     its folder"
+                ]
             );
             fs::remove_file(host.path("/dev/x/disk")).unwrap();
         }
@@ -450,7 +470,12 @@ mod tests {
     #[test]
     fn a_folder_that_others_can_change_is_refused() {
         let host = Host::with(&["/srv/x/devices/a"]);
-        for (folder, mode) in [("/srv/x/devices", 0o777), ("/srv/x", 0o757), ("/srv", 0o1777)] {
+        for (folder, mode) in [
+            ("/srv/x/devices", 0o777),
+            ("/srv/x", 0o757),
+            ("/srv", 0o1777),
+            ("/srv/x", 0o775),
+        ] {
             let set = |mode| fs::set_permissions(host.path(folder), Permissions::from_mode(mode)).unwrap();
             set(mode);
             let refused = host.find("/srv/x/devices", &["/srv/x/devices/*"]);
@@ -488,17 +513,28 @@ mod tests {
     }
 
     #[test]
+    fn folders_with_other_names_are_not_entered() {
+        let host = Host::with(&["/dev/x/a b/c"]);
+        let matched = host.find("/dev/x", &["/dev/x/*/c"]);
+        assert!(matched.files.is_empty());
+        assert!(
+            matched.refused[0].starts_with("/dev/x/a b has a character"),
+            "{matched:?}"
+        );
+    }
+
+    #[test]
     fn ten_thousand_files_are_refused_and_those_of_containers_stay() {
         let host = Host::with(&[]);
         fs::create_dir_all(host.path("/dev/x")).unwrap();
         (0..10_000).for_each(|number| drop(fs::File::create(host.path(&format!("/dev/x/{number:05}"))).unwrap()));
         let (found, _) = host.found("/dev/x", &["/dev/x/*"], &["/dev/x/09999", "/dev/x/gone"]);
         let matched = &found.files["a.b/c"];
-        assert_eq!(matched.files.len(), MAX_FILES);
+        assert_eq!(matched.files.len(), MAX_SCANNED_FILES);
         assert!(matched.files.iter().any(|file| file.path == "/dev/x/09999"));
         assert_eq!(
             matched.refused,
-            ["/dev/x/* matches 10000 files of /dev/x, too many to look at; write it more closely"]
+            ["/dev/x/* matches 10000 files of /dev/x, too many to look at; use a narrower glob"]
         );
         assert_eq!(found.existing, ["/dev/x/09999".to_owned()].into());
     }
@@ -514,7 +550,7 @@ mod tests {
         let many = host.find("/dev/x", &["/dev/x/*/z"]);
         assert_eq!(
             many.refused,
-            ["/dev/x/*/z leads to more than 256 folders; write it more closely"]
+            ["/dev/x/*/z leads to more than 256 folders; use a narrower glob"]
         );
     }
 }

@@ -9,23 +9,23 @@ use std::{
 
 /// PCI slot and NUMA node of a device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct DevicePlace {
+pub struct DeviceTopology {
     /// Domain, bus and device, such as `0000:03:00`, of the PCI function that is nearest to the device.
     pub pci_slot: Option<String>,
     /// NUMA node of the nearest part that has one.
     pub numa_node: Option<u32>,
 }
 
-/// Reads the place of the device with that number; none where sysfs shows none. Blocks.
-pub fn device_place(host_root: &Path, number: Dev, is_block: bool) -> DevicePlace {
+/// Reads the topology of the device with that number; none where sysfs shows none. Blocks.
+pub fn device_topology(host_root: &Path, number: Dev, is_block: bool) -> DeviceTopology {
     let kind = if is_block { "block" } else { "char" };
     let link = format!("sys/dev/{kind}/{}:{}", major(number), minor(number));
     let Some(device) = resolve_below(host_root, Path::new(&link)) else {
-        return DevicePlace::default();
+        return DeviceTopology::default();
     };
     // From the device up to the root of the buses.
     let parts: Vec<&Path> = device.ancestors().take_while(|part| *part != host_root).collect();
-    DevicePlace {
+    DeviceTopology {
         pci_slot: parts
             .iter()
             .find_map(|part| slot_of(part.file_name()?.to_str()?))
@@ -71,20 +71,23 @@ mod tests {
         fs::create_dir_all(root.join("sys/dev/char")).unwrap();
         let link = "../../devices/pci0000:00/0000:00:01.0/0000:03:00.1/infiniband_verbs/uverbs0";
         symlink(link, root.join("sys/dev/char/231:192")).unwrap();
-        let place = |number| device_place(root, number, false);
-        let expected = DevicePlace {
+        let place = |number| device_topology(root, number, false);
+        let expected = DeviceTopology {
             pci_slot: Some("0000:03:00".to_owned()),
             numa_node: Some(1),
         };
         assert_eq!(place(makedev(231, 192)), expected);
-        assert_eq!(place(makedev(231, 193)), DevicePlace::default());
-        assert_eq!(device_place(root, makedev(231, 192), true), DevicePlace::default());
+        assert_eq!(place(makedev(231, 193)), DeviceTopology::default());
+        assert_eq!(
+            device_topology(root, makedev(231, 192), true),
+            DeviceTopology::default()
+        );
         fs::write(bridge.join("0000:03:00.1/numa_node"), "-1\n").unwrap();
         assert_eq!(place(makedev(231, 192)).numa_node, Some(0));
         let virtual_device = root.join("sys/devices/virtual/misc/x");
         fs::create_dir_all(virtual_device).unwrap();
         symlink("../../devices/virtual/misc/x", root.join("sys/dev/char/10:1")).unwrap();
-        assert_eq!(place(makedev(10, 1)), DevicePlace::default());
+        assert_eq!(place(makedev(10, 1)), DeviceTopology::default());
     }
 
     #[test]

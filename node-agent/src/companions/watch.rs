@@ -55,12 +55,13 @@ impl CompanionWatch {
     /// Looks for files. Never returns.
     pub async fn run(mut self) {
         let thread = BlockingThread::default();
-        let mut folders: Option<FolderWatch> = None;
+        let mut folders: Option<Arc<FolderWatch>> = None;
         let mut errors = OnChange::default();
         loop {
             let wanted = self.wanted.borrow_and_update().clone();
             if wanted.is_empty() {
-                if let Some(folders) = &mut folders {
+                if let Some(folders) = &folders {
+                    // Ending a watch does not wait for a file system.
                     _ = folders.set(&BTreeSet::new());
                 }
                 self.publish(FoundFiles::default());
@@ -71,7 +72,7 @@ impl CompanionWatch {
                 continue;
             }
             let error = match self.scan(wanted, &thread).await {
-                Ok((found, watched)) => match watch_folders(&mut folders, &watched) {
+                Ok((found, watched)) => match watch_folders(&mut folders, watched, &thread).await {
                     // A file may have come before its folder was watched.
                     Ok(true) => {
                         sleep(RESCAN).await;
@@ -121,16 +122,22 @@ impl CompanionWatch {
 }
 
 /// Watches these folders. Returns true if one was not watched before.
-fn watch_folders(watch: &mut Option<FolderWatch>, folders: &BTreeSet<PathBuf>) -> Result<bool, ScanError> {
+async fn watch_folders(
+    watch: &mut Option<Arc<FolderWatch>>,
+    folders: BTreeSet<PathBuf>,
+    thread: &BlockingThread,
+) -> Result<bool, ScanError> {
     let watch = match watch {
-        Some(watch) => watch,
-        none => none.insert(FolderWatch::new()?),
+        Some(watch) => watch.clone(),
+        none => none.insert(Arc::new(FolderWatch::new()?)).clone(),
     };
-    Ok(watch.set(folders)?)
+    let set = thread.run(move || watch.set(&folders));
+    let is_new = timeout(TIMEOUT, set).await.map_err(|_| ScanError::NoAnswer)??;
+    Ok(is_new?)
 }
 
 /// Waits for a change of a watched folder; for ever without a watch.
-async fn changed(folders: Option<&FolderWatch>) {
+async fn changed(folders: Option<&Arc<FolderWatch>>) {
     match folders {
         Some(folders) => folders.changed().await,
         None => pending().await,

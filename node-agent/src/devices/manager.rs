@@ -26,6 +26,7 @@ use crate::{
     driver::{hardware_probe::DriverRoots, utilisation::Utilisation},
     health::{allocations::Allocations, node_health::NodeHealth},
     kubelet::{device_plugin_api::ContainerAllocateResponse, podresources::PodResources},
+    store::assignments::ClaimedFiles,
 };
 use daemons::DaemonWatch;
 use gpunode_crds::MpsDaemon;
@@ -157,6 +158,11 @@ impl DeviceManager {
     /// containers stay.
     pub fn set_injection(&self, rules: &InjectionRules) -> bool {
         self.state.change_if(|state| state.set_injection(rules))
+    }
+
+    /// Notes the files of companions that are on disk: only these are given to containers.
+    pub fn files_saved(&self, files: &ClaimedFiles) {
+        self.state.lock().allocator.set_saved_files(files);
     }
 
     /// Sets whether the pods on devices that switch are evicted.

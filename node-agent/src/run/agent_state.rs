@@ -33,7 +33,7 @@ use crate::{
     },
     runtime::channel::send_if_new,
     status::{
-        conditions::not_advertised,
+        conditions::{not_advertised, remarks},
         inputs::{PluginStatus, StatusInputs},
         report::status,
         writer::StatusReport,
@@ -92,6 +92,8 @@ pub struct AgentState<'a> {
     save_error: Option<String>,
     /// Last logged reason for devices that are not advertised.
     problem: Option<(Reason, String)>,
+    /// Last logged remark about companions.
+    remark: Option<(Reason, String)>,
 }
 
 impl<'a> AgentState<'a> {
@@ -124,6 +126,7 @@ impl<'a> AgentState<'a> {
             snapshot: DeviceSnapshot::default(),
             save_error: None,
             problem: None,
+            remark: None,
         }
     }
 
@@ -397,7 +400,7 @@ impl<'a> AgentState<'a> {
     /// Clears the device state, which the next agent reads from the disk.
     pub fn clear_devices(&mut self, manager: &DeviceManager) {
         (self.assignments, self.passed_devices, self.snapshot) = (None, None, DeviceSnapshot::default());
-        (self.save_error, self.problem) = (None, None);
+        (self.save_error, self.problem, self.remark) = (None, None, None);
         self.layouts.clear();
         self.companions.clear();
         self.cdi_demand.send_replace(None);
@@ -476,15 +479,16 @@ impl<'a> AgentState<'a> {
         }
         let (mut snapshot, changes) = manager.snapshot();
         self.claimed_files = snapshot.claimed_files.keys().cloned().collect();
-        let gpus_before = self.gpus_before_publication(&snapshot, hardware, runtime);
+        // A fault waits neither for the file nor for the disk.
+        let early = with_lost_health(self.snapshot.advertised.clone(), &snapshot.advertised);
+        plugins.put(early.clone());
+        let gpus_before = self.gpus_before_publication(&snapshot, &early, hardware, runtime);
         let is_complete = gpus_before.is_none();
         if is_complete && self.config_known && manager.set_injection(&self.injection(runtime)) {
             // This change brings the next call.
             return;
         }
         if let Some(gpus) = gpus_before {
-            // A fault waits neither for the file nor for the disk.
-            plugins.put(with_lost_health(self.snapshot.advertised.clone(), &snapshot.advertised));
             // Companions wait neither for the driver nor for the file.
             let companions = snapshot.advertised.iter().filter(|list| list.resource.is_companion);
             let lists = gpus.into_iter().chain(companions.cloned()).collect();
@@ -497,14 +501,11 @@ impl<'a> AgentState<'a> {
         let Some(assignments) = &mut self.assignments else {
             return;
         };
-        let (devices, files) = (&snapshot.assignments, &snapshot.claimed_files);
-        if assignments.has(devices, files) {
-            // A device that turns unhealthy reaches the kubelet without waiting for the disk.
-            plugins.put(snapshot.advertised.clone());
-        }
-        let kept = timeout(DISK_TIMEOUT, assignments.save(devices, files)).await;
+        let save = assignments.save(&snapshot.assignments, &snapshot.claimed_files);
+        let kept = timeout(DISK_TIMEOUT, save).await;
         match kept.unwrap_or_else(|slow| Err(io::Error::from(slow))) {
             Ok(()) => {
+                manager.files_saved(&snapshot.claimed_files);
                 plugins.put(snapshot.advertised.clone());
                 manager
                     .metrics()
@@ -525,8 +526,7 @@ impl<'a> AgentState<'a> {
                     warn!(error, folder = %self.args.host.state_dir.display(), "cannot save the assignments; the advertised devices stay unchanged");
                     self.save_error = error;
                 }
-                let published = std::mem::take(&mut self.snapshot.advertised);
-                self.snapshot = snapshot.before_publication(published);
+                self.snapshot = snapshot.before_publication(early);
             }
         }
     }
@@ -535,6 +535,7 @@ impl<'a> AgentState<'a> {
     fn gpus_before_publication(
         &self,
         snapshot: &DeviceSnapshot,
+        early: &[AdvertisedList],
         hardware: Option<&Arc<Hardware>>,
         runtime: Option<&RuntimeStatus>,
     ) -> Option<Vec<AdvertisedList>> {
@@ -552,13 +553,8 @@ impl<'a> AgentState<'a> {
         if cdi_state.knows(hardware.cloned(), demand.as_ref(), devices) {
             return None;
         }
-        // A fault does not wait for the file.
-        let before = self
-            .snapshot
-            .advertised
-            .iter()
-            .filter(|list| !list.resource.is_companion);
-        Some(with_lost_health(before.cloned().collect(), &snapshot.advertised))
+        let gpus = early.iter().filter(|list| !list.resource.is_companion);
+        Some(gpus.cloned().collect())
     }
 
     /// Logs a new reason for devices that are not advertised.
@@ -573,6 +569,13 @@ impl<'a> AgentState<'a> {
                 warn!(reason = reason.as_str(), message, "some devices are not advertised");
             }
             self.problem = problem;
+        }
+        let remark = remarks(self.plugin(registered));
+        if remark != self.remark {
+            if let Some((reason, message)) = &remark {
+                info!(reason = reason.as_str(), message, "companions");
+            }
+            self.remark = remark;
         }
     }
 

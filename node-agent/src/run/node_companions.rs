@@ -6,7 +6,8 @@ use crate::{
     devices::{manager::DeviceManager, state::DeviceSnapshot},
     runtime::channel::send_if_new,
 };
-use gpunode_config::AgentConfig;
+use gpunode_config::{AgentConfig, CompanionConfig};
+use gpunode_crds::named;
 use gpunode_gpu::{DesiredCompanions, desired_companions};
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -27,8 +28,18 @@ pub struct NodeCompanions {
     desired: Arc<DesiredCompanions>,
     /// True until a scan has the files of the configuration.
     are_awaited: bool,
-    /// Devices last passed to the device manager, with the known files that exist.
-    passed: Option<(Arc<DesiredCompanions>, BTreeSet<String>)>,
+    /// Devices last passed to the device manager.
+    passed: Option<PassedCompanions>,
+}
+
+/// Devices that were passed to the device manager.
+#[derive(Debug, PartialEq)]
+struct PassedCompanions {
+    desired: Arc<DesiredCompanions>,
+    /// The known files that exist.
+    existing: BTreeSet<String>,
+    /// The configuration of the devices.
+    config: Vec<CompanionConfig>,
 }
 
 impl NodeCompanions {
@@ -82,27 +93,29 @@ impl NodeCompanions {
 
     /// Passes new devices to the device manager, and tells people of files that came and went.
     pub fn pass(&mut self, manager: &DeviceManager, snapshot: &DeviceSnapshot, events: &NodeEventSender) {
-        let Some((found, _)) = self.decided.as_ref().filter(|_| !self.are_awaited) else {
+        let Some((found, config)) = self.decided.as_ref().filter(|_| !self.are_awaited) else {
             return;
         };
-        let is_passed = |(desired, existing): &(Arc<DesiredCompanions>, BTreeSet<String>)| {
-            Arc::ptr_eq(desired, &self.desired) && *existing == found.existing
+        let next = PassedCompanions {
+            desired: self.desired.clone(),
+            existing: found.existing.clone(),
+            config: config.companions.clone(),
         };
-        if self.passed.as_ref().is_some_and(is_passed) {
+        if self.passed.as_ref() == Some(&next) {
             return;
         }
-        if let Some((before, _)) = &self.passed {
-            announce(before, &self.desired, snapshot, events);
+        // Files that a new configuration selects have neither come nor gone.
+        if let Some(before) = self.passed.as_ref().filter(|before| before.config == next.config) {
+            announce(&before.desired, &next.desired, snapshot, events);
         }
-        let (desired, existing) = (self.desired.clone(), found.existing.clone());
-        manager.change(|state| state.set_companions(&desired, &existing, Instant::now()));
+        manager.change(|state| state.set_companions(&next.desired, &next.existing, Instant::now()));
         manager.observe_now();
-        self.passed = Some((desired, existing));
+        self.passed = Some(next);
     }
 
     /// Forgets what was passed to the device manager.
     pub fn clear(&mut self) {
-        self.passed = None;
+        (self.decided, self.passed) = (None, None);
     }
 }
 
@@ -121,12 +134,12 @@ fn announce(before: &DesiredCompanions, now: &DesiredCompanions, snapshot: &Devi
             } else {
                 format!("; held by {}", holders.join(", "))
             };
-            let note = format!("{resource} has lost {}{held}", named(&gone));
+            let note = format!("{resource} has lost {}{held}", named(&gone, MAX_NAMED));
             info!(resource, note, "files of a companion are gone");
             events.send(EventReason::CompanionGone, format!("{resource} gone"), note);
         }
         if !come.is_empty() {
-            let note = format!("{resource} has got {}", named(&come));
+            let note = format!("{resource} has got {}", named(&come, MAX_NAMED));
             info!(resource, note, "files of a companion have come");
             events.send(EventReason::CompanionFound, format!("{resource} found"), note);
         }
@@ -162,13 +175,6 @@ fn holders_of(desired: &DesiredCompanions, resource: &str, files: &[&str], snaps
         .map(|holder| format!("{}/{}", holder.namespace, holder.pod))
         .collect();
     pods.into_iter().collect()
-}
-
-fn named(files: &[&str]) -> String {
-    match files.get(..MAX_NAMED).filter(|_| files.len() > MAX_NAMED) {
-        Some(first) => format!("{} and {} more files", first.join(", "), files.len() - MAX_NAMED),
-        None => files.join(", "),
-    }
 }
 
 #[cfg(test)]
@@ -254,6 +260,5 @@ mod tests {
             "{notes:?}"
         );
         assert!(notes[1].contains("a.b/c has got /dev/x/c"), "{notes:?}");
-        assert_eq!(named(&["a", "b", "c", "d", "e"]), "a, b, c and 2 more files");
     }
 }

@@ -166,6 +166,9 @@ fn devices(snapshot: &DeviceSnapshot, health: &NodeHealth, plugin: PluginStatus<
     if let Some((reason, message)) = not_advertised(snapshot, health, plugin) {
         return UntimedCondition::new(of, false, reason, message);
     }
+    if let Some((reason, message)) = remarks(plugin) {
+        return UntimedCondition::new(of, true, reason, message);
+    }
     let message = "every selected device is advertised, or waits for pods to end";
     UntimedCondition::new(of, true, Reason::DevicesOffered, message)
 }
@@ -249,10 +252,8 @@ pub fn not_advertised(
     let InForce {
         desired, companions, ..
     } = plugin.in_force;
-    let problems: Vec<&DeviceProblem> = desired.problems.iter().chain(&companions.problems).collect();
-    if let Some(first) = problems.first() {
-        let messages: Vec<&str> = problems.iter().map(|problem| problem.message.as_str()).collect();
-        return Some((reason(first.kind), messages.join("; ")));
+    if let Some(problem) = joined(desired.problems.iter()) {
+        return Some(problem);
     }
     if let Some(message) = not_injectable(snapshot, health, plugin) {
         return Some((Reason::CdiNotDescribed, message));
@@ -281,13 +282,28 @@ pub fn not_advertised(
         format!("the MPS control daemon of {} {does}", names.join(", "))
     })
     .collect();
-    (!what.is_empty()).then(|| {
+    if !what.is_empty() {
         let message = format!(
             "{}; if this persists, see the log of the gpunode-mps pod on this node",
             what.join("; ")
         );
-        (Reason::MpsDaemonNotAnswering, message)
-    })
+        return Some((Reason::MpsDaemonNotAnswering, message));
+    }
+    // GPUs come first.
+    joined(companions.problems.iter().filter(|problem| !problem.kind.is_remark()))
+}
+
+/// Returns what a person should know of companions that does not make the node unready.
+pub fn remarks(plugin: PluginStatus<'_>) -> Option<(Reason, String)> {
+    let problems = plugin.in_force.companions.problems.iter();
+    joined(problems.filter(|problem| problem.kind.is_remark()))
+}
+
+/// Returns the reason of the first problem, and the messages of all.
+fn joined<'a>(problems: impl Iterator<Item = &'a DeviceProblem>) -> Option<(Reason, String)> {
+    let problems: Vec<&DeviceProblem> = problems.collect();
+    let messages: Vec<&str> = problems.iter().map(|problem| problem.message.as_str()).collect();
+    Some((reason(problems.first()?.kind), messages.join("; ")))
 }
 
 /// Returns the devices that no strategy can hand over, by their reasons, and the remedy, if there is no other device: one alone does not
@@ -336,6 +352,7 @@ fn reason(kind: DeviceProblemKind) -> Reason {
         DeviceProblemKind::MigWithoutInstances => Reason::MigWithoutInstances,
         DeviceProblemKind::MpsUnsupported => Reason::MpsUnsupported,
         DeviceProblemKind::MemoryBelowUnit => Reason::MemoryBelowUnit,
-        DeviceProblemKind::FileRefused => Reason::FileRefused,
+        DeviceProblemKind::FileRefused | DeviceProblemKind::EveryFileRefused => Reason::FileRefused,
+        DeviceProblemKind::FileMissing => Reason::FileMissing,
     }
 }

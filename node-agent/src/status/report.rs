@@ -11,8 +11,8 @@ use crate::{
 };
 use gpunode_config::{CONFIG_VERSION, known_fields};
 use gpunode_crds::{
-    Agent, AgentMode, GpuDevice, GpuNodeStatus, Holder, MAX_DEVICES, MAX_HOLDERS, MAX_WAITING_MESSAGE,
-    MAX_WAITING_PODS, MigStrategy, RejectedConfiguration, WaitingDevice,
+    Agent, AgentMode, GpuDevice, GpuNodeStatus, Holder, MAX_DEVICES, MAX_HOLDER_DEVICE, MAX_HOLDERS,
+    MAX_WAITING_MESSAGE, MAX_WAITING_PODS, MigStrategy, RejectedConfiguration, WaitingDevice,
 };
 use gpunode_gpu as gpu;
 use jiff::Timestamp;
@@ -108,7 +108,8 @@ fn holder(holder: &gpu::DeviceHolder) -> Holder {
         pod: holder.pod.clone(),
         container: holder.container.clone(),
         resource: holder.resource.clone(),
-        device: holder.device.clone(),
+        // Entries of other plugins in the kubelet's checkpoint may be of any length.
+        device: holder.device.chars().take(MAX_HOLDER_DEVICE).collect(),
         count: number(holder.count),
     }
 }

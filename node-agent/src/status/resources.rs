@@ -6,7 +6,7 @@ use crate::{
     mps::answers::unavailable,
     status::{inputs::PluginStatus, number::number},
 };
-use gpunode_crds::{AdvertisedDevice, MAX_DEVICE_NAME, MAX_DEVICES, ResourceStatus, SharingStrategy};
+use gpunode_crds::{AdvertisedDevice, MAX_DEVICE_NAME, MAX_DEVICES, MAX_RESOURCES, ResourceStatus, SharingStrategy};
 use gpunode_gpu::{AdvertisedResource, AdvertisedShare, CompanionDevice, DeviceSharing, device_of};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -42,7 +42,7 @@ pub fn resources(snapshot: &DeviceSnapshot, health: &NodeHealth, plugin: PluginS
         renamed: advertised.resource.name.ends_with(SHARED_SUFFIX),
         devices: devices(&advertised.resource, &snapshot.companions),
     };
-    snapshot.advertised.iter().map(of).collect()
+    snapshot.advertised.iter().take(MAX_RESOURCES).map(of).collect()
 }
 
 /// Returns the sharing of the first shared device.

@@ -1,10 +1,7 @@
 //! The assignments of this node's devices, kept on disk: a share's id has the device, but not the resource and the
-//! size of the share (`docs/adr/0004-sharing.md`).
+//! size of the share (`docs/adr/0004-sharing.md`). The files of companions are kept with them.
 
-use crate::{
-    runtime::blocking_thread::BlockingThread,
-    store::{atomic_file, file_id::FileId},
-};
+use crate::store::{atomic_file, file_id::FileId, saved_file::SavedFile};
 use gpunode_gpu::{Assignment, fits_list};
 use serde::{Deserialize, Serialize};
 use std::{
@@ -18,18 +15,25 @@ use tracing::warn;
 const FILE: &str = "assignments.json";
 const VERSION: u32 = 1;
 
+/// Name of the file with the files of companions: one of its own, which an agent that knows no companions leaves alone.
+const CLAIMS_FILE: &str = "companion-files.json";
+const CLAIMS_FORMAT: u32 = 1;
+
 /// Assignments by the UUID of the device.
 pub type Assignments = BTreeMap<String, Assignment>;
 
 /// Ids of companions by their files, as paths on the host.
 pub type ClaimedFiles = BTreeMap<String, String>;
 
-#[derive(Deserialize, Serialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 struct AssignmentsFile {
     version: u32,
     devices: Assignments,
-    /// Files that containers of companions may have.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+}
+
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+struct ClaimsFile {
+    format: u32,
     files: ClaimedFiles,
 }
 
@@ -74,24 +78,18 @@ pub enum AssignmentsError {
 
 /// Reads the assignments; blocks. A missing file means no assignments.
 pub fn read(state_dir: &Path) -> Result<Assignments, AssignmentsError> {
-    read_all(state_dir).map(|(devices, _)| devices)
-}
-
-/// Reads the assignments and the files of companions; blocks.
-fn read_all(state_dir: &Path) -> Result<(Assignments, ClaimedFiles), AssignmentsError> {
     let path = state_dir.join(FILE);
     let text = match atomic_file::read(&path) {
         Ok(text) => text,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Default::default()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Assignments::new()),
         Err(source) => return Err(AssignmentsError::Read { path, source }),
     };
     match serde_json::from_slice(&text) {
         Ok(AssignmentsFile {
             version: VERSION,
             devices,
-            files,
         }) => match devices.iter().find(|(_, assignment)| !fits_list(&assignment.sharing)) {
-            None => Ok((devices, files)),
+            None => Ok(devices),
             Some((device, assignment)) => Err(AssignmentsError::TooManyShares {
                 path,
                 device: device.clone(),
@@ -103,76 +101,69 @@ fn read_all(state_dir: &Path) -> Result<(Assignments, ClaimedFiles), Assignments
     }
 }
 
-/// The assignments on disk.
+/// The assignments and the files of companions on disk.
 #[derive(Debug)]
 pub struct SavedAssignments {
-    state_dir: PathBuf,
-    content: Option<(Assignments, ClaimedFiles)>,
-    /// Identity of the file that has them; none without a file.
-    id: Option<FileId>,
-    /// Thread that writes, one write after the other: a late write must not undo the next.
-    disk: BlockingThread,
+    devices: SavedFile<AssignmentsFile>,
+    claims: SavedFile<ClaimsFile>,
 }
 
 impl SavedAssignments {
-    /// Reads the assignments of an earlier agent; blocks. An unreadable file counts as none: held devices then wait for
-    /// their holders under the names that the kubelet knows.
+    /// Reads what an earlier agent saved; blocks. An unreadable file counts as none: held devices then wait for their holders
+    /// under the names that the kubelet knows.
     pub fn load(state_dir: &Path) -> Self {
-        let id = FileId::of(&state_dir.join(FILE));
-        let content = read_all(state_dir).inspect_err(|error| {
+        let path = state_dir.join(FILE);
+        let id = FileId::of(&path);
+        let content = read(state_dir).inspect_err(|error| {
             warn!(%error, "the assignments are lost; held devices wait for their holders");
             // A file that the disk cannot read now may be intact.
             if !matches!(error, AssignmentsError::Read { .. }) {
-                atomic_file::set_aside(&state_dir.join(FILE), error);
+                atomic_file::set_aside(&path, error);
             }
         });
+        let claims_path = state_dir.join(CLAIMS_FILE);
+        let claims_id = FileId::of(&claims_path);
+        let claims = match claims_id {
+            Some(_) => atomic_file::load(&claims_path, CLAIMS_FORMAT),
+            None => Some(claims_file(&ClaimedFiles::new())),
+        };
         Self {
-            state_dir: state_dir.to_owned(),
-            content: content.ok(),
-            id,
-            disk: BlockingThread::default(),
+            devices: SavedFile::new(path, content.ok().as_ref().map(assignments_file), id),
+            claims: SavedFile::new(claims_path, claims, claims_id),
         }
     }
 
     /// Returns the assignments.
     pub fn assignments(&self) -> Assignments {
-        self.content.clone().unwrap_or_default().0
+        let content = self.devices.content();
+        content.map(|file| file.devices.clone()).unwrap_or_default()
     }
 
     /// Returns the files that containers of companions may have.
     pub fn claimed_files(&self) -> ClaimedFiles {
-        self.content.clone().unwrap_or_default().1
+        let content = self.claims.content();
+        content.map(|file| file.files.clone()).unwrap_or_default()
     }
 
-    /// Returns true if these were saved last. Does not read the disk.
-    pub fn has(&self, assignments: &Assignments, files: &ClaimedFiles) -> bool {
-        self.content.as_ref().map(|(devices, files)| (devices, files)) == Some((assignments, files))
-    }
-
-    /// Saves `assignments` and the files of companions if they differ from the file, or if somebody removed or replaced the file.
+    /// Saves both, each if it differs from its file, or if somebody removed or replaced that.
     pub async fn save(&mut self, assignments: &Assignments, files: &ClaimedFiles) -> io::Result<()> {
-        let path = self.state_dir.join(FILE);
-        if self.has(assignments, files) && FileId::of(&path) == self.id {
-            return Ok(());
-        }
-        // The content is unknown until the write succeeds.
-        let before = self.content.take();
-        let text = serde_json::to_vec_pretty(&AssignmentsFile {
-            version: VERSION,
-            devices: assignments.clone(),
-            files: files.clone(),
-        })?;
-        let file = path.clone();
-        let replace = move || atomic_file::replace(&file, &text).map(|()| FileId::of(&file));
-        match self.disk.run(replace).await.map_err(io::Error::other)? {
-            Ok(id) => (self.id, self.content) = (id, Some((assignments.clone(), files.clone()))),
-            Err(error) => {
-                // A full disk keeps the old file.
-                self.content = before.filter(|_| FileId::of(&path) == self.id);
-                return Err(error);
-            }
-        }
-        Ok(())
+        // A device without its files on disk could be given them again under another name.
+        self.claims.save(claims_file(files)).await?;
+        self.devices.save(assignments_file(assignments)).await
+    }
+}
+
+fn assignments_file(devices: &Assignments) -> AssignmentsFile {
+    AssignmentsFile {
+        version: VERSION,
+        devices: devices.clone(),
+    }
+}
+
+fn claims_file(files: &ClaimedFiles) -> ClaimsFile {
+    ClaimsFile {
+        format: CLAIMS_FORMAT,
+        files: files.clone(),
     }
 }
 
@@ -207,16 +198,26 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn files_of_companions_are_there_after_a_restart_and_unknown_to_an_older_agent() {
+    async fn files_of_companions_are_there_after_a_restart_in_a_file_that_an_older_agent_leaves_alone() {
         let folder = tempfile::tempdir().unwrap();
         let files = ClaimedFiles::from([("/dev/x/a".to_owned(), "path-1".to_owned())]);
         let mut saved = SavedAssignments::load(folder.path());
-        saved.save(&assignments(2), &files).await.unwrap();
-        assert!(saved.has(&assignments(2), &files) && !saved.has(&assignments(2), &ClaimedFiles::new()));
-        assert_eq!(SavedAssignments::load(folder.path()).claimed_files(), files);
         saved.save(&assignments(2), &ClaimedFiles::new()).await.unwrap();
+        assert!(!folder.path().join(CLAIMS_FILE).exists(), "a node without companions");
+        saved.save(&assignments(2), &files).await.unwrap();
+        assert_eq!(SavedAssignments::load(folder.path()).claimed_files(), files);
         let text = fs::read_to_string(folder.path().join(FILE)).unwrap();
-        assert!(!text.contains("files"), "{text}");
+        assert!(!text.contains("/dev/x/a"), "{text}");
+        fs::remove_file(folder.path().join(CLAIMS_FILE)).unwrap();
+        saved.save(&assignments(2), &files).await.unwrap();
+        assert_eq!(
+            SavedAssignments::load(folder.path()).claimed_files(),
+            files,
+            "written again"
+        );
+        fs::write(folder.path().join(CLAIMS_FILE), "{}").unwrap();
+        assert!(SavedAssignments::load(folder.path()).claimed_files().is_empty());
+        assert!(folder.path().join("companion-files.json.corrupt").exists());
     }
 
     #[tokio::test]

@@ -275,6 +275,7 @@ mod tests {
                   - --gpu-labels=false
                   - --agent-image=y
                   - --agent-images=
+                  - --companion-roots=
                   name: operator
         "#);
     }

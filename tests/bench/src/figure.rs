@@ -54,6 +54,13 @@ pub const FIGURES: &[Figure] = &[
         "32 MB",
     ),
     target(
+        "agent-rss-companions",
+        "agent: VmRSS after 60 s idle, companions with 1,000 shares and no driver, configuration from a file",
+        8.0,
+        "MiB",
+        "",
+    ),
+    target(
         "agent-start",
         "agent: exec to Register's OK with a saved configuration, the simulated NVML's time included, median of 10",
         15.0,

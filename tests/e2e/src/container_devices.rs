@@ -90,8 +90,13 @@ impl Lab {
     /// Opens the GPU with that number in a container, which makes itself a node for it. The capability to do so is one that runtimes
     /// give containers.
     pub fn open_gpu_in_container(&self, pod: &str, minor: u32) -> Result<Opened> {
-        let path = format!("/tmp/gpu{minor}");
-        let make = format!("[ -e {path} ] || mknod {path} c {GPU_MAJOR} {minor} || exit 9");
+        self.open_device_in_container(pod, GPU_MAJOR, minor)
+    }
+
+    /// The same for any character device.
+    pub fn open_device_in_container(&self, pod: &str, major: u32, minor: u32) -> Result<Opened> {
+        let path = format!("/tmp/device-{major}-{minor}");
+        let make = format!("[ -e {path} ] || mknod {path} c {major} {minor} || exit 9");
         self.opened(pod, &format!("{make}; : < {path}"))
     }
 

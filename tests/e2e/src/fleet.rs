@@ -188,6 +188,10 @@ fn configured(config: &Value) -> Result<Vec<(Entry, String)>> {
         );
         entries.push((("resource", resource.advertised_name()), settings));
     }
+    for companion in &document.companions {
+        let settings = serde_json::to_string(companion)?;
+        entries.push((("resource", companion.resource.clone()), settings));
+    }
     let switches = [
         ("passDeviceSpecs", document.pass_device_specs()),
         ("failOnInitError", document.fail_on_init_error()),

@@ -35,7 +35,8 @@ pub const NODES: [&str; 5] = [CPU, A100, MIXED, T4, V100];
 const SETTLE: Duration = Duration::from_mins(3);
 
 /// Labels and annotations that tests ask something of nodes with.
-const LABELS: [&str; 11] = [
+const LABELS: [&str; 12] = [
+    "companions",
     "example.com/gpunode",
     "example.com/nvidia-plugin",
     "gpunode.dev/ignore",

@@ -37,6 +37,7 @@ pub use lab::{A100, CPU, GPU_NODES, Lab, MIXED, NAMESPACE, NODES, T4, V100};
 pub use mig::{MIG_A100, MIG_H100, MigDevices, of_profile};
 pub use node_watch::NodeWatch;
 pub use objects::{condition, is_event_since, is_fact, manifest, names, node_snapshot, owned, taints};
+pub use operator::OperatorVariable;
 pub use page::{page_commands, page_file, with_match_expressions};
 pub use policy_change::{Compared, PolicyChange};
 pub use wait::eventually;

@@ -50,7 +50,9 @@ pub fn taints(node: &Value) -> Vec<String> {
 
 /// Returns true for a label with a fact about GPUs: nodes have these with and without policies.
 pub fn is_fact(key: &str) -> bool {
-    key.starts_with("nvidia.com/") || key.starts_with("gpunode.dev/gpus.")
+    ["nvidia.com/", "gpunode.dev/gpus.", "gpunode.dev/companions."]
+        .iter()
+        .any(|start| key.starts_with(start))
 }
 
 /// Returns what gpunode wrote on a node because of policies; `null` without any.

@@ -5,6 +5,36 @@ use anyhow::{Context, Result, ensure};
 use gpunode_cluster::Process;
 use std::time::Duration;
 
+/// A variable of the operator, until this is dropped.
+pub struct OperatorVariable<'a> {
+    lab: &'a Lab,
+    name: &'static str,
+}
+
+impl<'a> OperatorVariable<'a> {
+    /// Sets a variable as `kubectl set env` does, and waits for the operator's pods.
+    pub fn set(lab: &'a Lab, name: &'static str, value: &str) -> Result<Self> {
+        let set = Self { lab, name };
+        set.change(&format!("{name}={value}"))?;
+        Ok(set)
+    }
+
+    fn change(&self, variable: &str) -> Result<()> {
+        let operator = ["-n", NAMESPACE, "deployment/gpunode-operator"];
+        let set = [&["set", "env"], &operator[..], &[variable]].concat();
+        self.lab.kubectl(&set)?;
+        let wait = [&["rollout", "status"], &operator[..], &["--timeout=180s"]].concat();
+        self.lab.kubectl(&wait).map(drop)
+    }
+}
+
+impl Drop for OperatorVariable<'_> {
+    fn drop(&mut self) {
+        // Where that fails, the next test says so.
+        let _ = self.change(&format!("{}-", self.name));
+    }
+}
+
 impl Lab {
     /// The pod that holds the Lease.
     pub fn leader(&self) -> Result<String> {

@@ -95,32 +95,31 @@ pub fn check(
             .or_else(|| state.paused_reason(of.uuid));
         reason.or(match of.availability {
             _ if state.awaits_device(of.uuid) => Some("the agent does not know the devices of the node yet"),
-            Availability::Unavailable if is_companion(of.uuid) => Some("its file is gone"),
+            Availability::Unavailable if is_companion(of.uuid) => Some("a file of it is gone, or a change of it waits"),
             Availability::Unavailable => Some("the driver no longer lists it"),
             _ if is_companion(of.uuid) && of.companion.is_none() => Some("the configuration no longer has it"),
             Availability::Draining | Availability::Allocatable => None,
         })
     };
-    if let Some((of, reason)) = given.iter().find_map(|(of, _)| Some((of, unavailable(of)?))) {
+    let refusal = |of: &DeviceShares<'_>| {
+        let reason = unavailable(of).map(str::to_owned);
+        reason
+            .or_else(|| {
+                let is_held = state.held_by_others.contains(of.uuid);
+                is_held.then(|| "a container has it from another plugin".to_owned())
+            })
+            .or_else(|| companion_obstacle(state, of.uuid).map(|obstacle| obstacle.to_string()))
+            .or_else(|| {
+                // Of a device that gains files, those that are on disk are enough.
+                let is_unsafe = state.files.safe_part(of.companion?).files.is_empty();
+                is_unsafe.then(|| "its files are not on the agent's disk yet".to_owned())
+            })
+    };
+    if let Some((of, reason)) = given.iter().find_map(|(of, _)| Some((of, refusal(of)?))) {
         return Err(AllocationRefusal::Unavailable {
             resource: name(),
             device: of.uuid.to_owned(),
-            reason: reason.to_owned(),
-        });
-    }
-    if let Some((of, _)) = given.iter().find(|(of, _)| state.held_by_others.contains(of.uuid)) {
-        return Err(AllocationRefusal::Unavailable {
-            resource: name(),
-            device: of.uuid.to_owned(),
-            reason: "a container has it from another plugin".to_owned(),
-        });
-    }
-    let obstacle = |of: &DeviceShares<'_>| Some((of.uuid.to_owned(), companion_obstacle(state, of.uuid)?));
-    if let Some((device, obstacle)) = given.iter().find_map(|(of, _)| obstacle(of)) {
-        return Err(AllocationRefusal::Unavailable {
-            resource: name(),
-            device,
-            reason: obstacle.to_string(),
+            reason,
         });
     }
     check_holders(state, resource, ids, requested, unseen)?;
@@ -132,10 +131,10 @@ pub fn check(
     let devices = given
         .iter()
         .filter_map(|(of, count)| Some((of.device?.clone(), *count)));
-    let companions = given.iter().filter_map(|(of, _)| of.companion.cloned());
+    let companions = given.iter().filter_map(|(of, _)| of.companion);
     Ok(AllocatedDevices {
         devices: devices.collect(),
-        companions: companions.collect(),
+        companions: companions.map(|device| state.files.safe_part(device)).collect(),
         sharing,
     })
 }

@@ -8,8 +8,16 @@ use super::{
     observation::{ContainerShares, PendingChange},
     state::AllocatorState,
 };
-use crate::{CompanionDevice, DesiredCompanions, DeviceSharing, device_of, is_companion};
-use std::{collections::BTreeSet, fmt};
+use crate::{
+    CompanionDevice, DesiredCompanions, DeviceSharing,
+    desired::{fits_bytes, list_bytes},
+    device_of, is_companion,
+};
+use gpunode_crds::named;
+use std::{collections::BTreeSet, fmt, time::Instant};
+
+/// Most pods that a message names.
+const MAX_PODS: usize = 3;
 
 /// Reason why no container gets a companion that is assigned as desired.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,10 +29,15 @@ pub enum CompanionObstacle {
         /// Pods that hold the other companion, as `NAMESPACE/NAME`.
         pods: BTreeSet<String>,
     },
-    /// A pod holds a device of its resource by an id of another plugin, which may be any file.
+    /// Pods hold devices of its resource by ids of another plugin, which may be any file.
     EarlierPlugin {
-        /// The pod, as `NAMESPACE/NAME`.
-        pod: String,
+        /// The pods, as `NAMESPACE/NAME`; none if only the kubelet's checkpoint tells of them.
+        pods: BTreeSet<String>,
+    },
+    /// Containers hold a companion of which nobody knows the files: those may be any.
+    UnknownFiles {
+        /// The pods, as `NAMESPACE/NAME`; none if only the kubelet's checkpoint tells of them.
+        pods: BTreeSet<String>,
     },
 }
 
@@ -35,13 +48,30 @@ impl fmt::Display for CompanionObstacle {
                 write!(f, "a container may have {file} as a part of another device")
             }
             Self::FileElsewhere { file, pods } => {
-                let pods: Vec<&str> = pods.iter().map(String::as_str).collect();
-                write!(f, "{file} is a part of another device, which {} holds", pods.join(", "))
-            }
-            Self::EarlierPlugin { pod } => {
                 write!(
                     f,
-                    "pod {pod} has a device of this resource from an earlier plugin, which may be this one"
+                    "{file} is a part of another device, held by {}",
+                    named(pods, MAX_PODS)
+                )
+            }
+            Self::EarlierPlugin { pods } if pods.is_empty() => f.write_str(
+                "the kubelet's checkpoint has devices of this resource from an earlier plugin, and one may be this",
+            ),
+            Self::UnknownFiles { pods } if pods.is_empty() => {
+                f.write_str("the kubelet's checkpoint has a device whose files are not known, and one may be of this")
+            }
+            Self::UnknownFiles { pods } => {
+                write!(
+                    f,
+                    "{} have a device whose files are not known, and one may be of this",
+                    named(pods, MAX_PODS)
+                )
+            }
+            Self::EarlierPlugin { pods } => {
+                let pods = named(pods, MAX_PODS);
+                write!(
+                    f,
+                    "an earlier plugin gave devices of this resource to {pods}, and one may be this"
                 )
             }
         }
@@ -50,10 +80,8 @@ impl fmt::Display for CompanionObstacle {
 
 impl CompanionObstacle {
     fn into_pods(self) -> Vec<String> {
-        match self {
-            Self::FileElsewhere { pods, .. } => pods.into_iter().collect(),
-            Self::EarlierPlugin { pod } => vec![pod],
-        }
+        let (Self::FileElsewhere { pods, .. } | Self::EarlierPlugin { pods } | Self::UnknownFiles { pods }) = self;
+        pods.into_iter().collect()
     }
 }
 
@@ -88,14 +116,19 @@ pub fn claim_files(state: &mut AllocatorState) {
     }
 }
 
-/// Takes files from companions that no container holds, as the last observation proves: all but those that they have now.
-pub fn release_files(state: &mut AllocatorState) {
+/// Takes files from companions that no container holds, as the observation that began then proves: all but those that they have now.
+pub fn release_files(state: &mut AllocatorState, started: Instant) {
     for id in state.files.owners() {
-        if state.may_be_held(&id, None) || state.awaits_device(&id) {
+        let (is_assigned, is_desired) = (state.assigned.contains_key(&id), state.desired.contains_key(&id));
+        // While it is assigned and no longer desired, the kubelet may still allocate it.
+        if !state.is_proven(&id, started)
+            || state.may_be_held(&id, None)
+            || state.awaits_device(&id)
+            || (is_assigned && !is_desired)
+        {
             continue;
         }
-        let stays = state.assigned.contains_key(&id) && state.desired.contains_key(&id);
-        let device = state.companions.get(&id).filter(|_| stays);
+        let device = state.companions.get(&id).filter(|_| is_assigned);
         let keeps = device.into_iter().flat_map(CompanionDevice::host_paths).collect();
         state.files.release(&id, &keeps);
     }
@@ -115,15 +148,46 @@ pub fn companion_obstacle(state: &AllocatorState, id: &str) -> Option<CompanionO
             pods: holding.map(pod_name).collect(),
         });
     }
-    let assignment = state.assigned.get(id)?;
-    if assignment.sharing != DeviceSharing::Whole {
-        return None;
-    }
-    let is_foreign = |holding: &&ContainerShares| {
-        holding.resource == assignment.resource && holding.ids.iter().any(|id| !is_companion(id))
+    let has_unknown_files = |_: &str, other: &str| {
+        let other = device_of(other);
+        is_companion(other) && other != id && state.files.of(other).next().is_none()
     };
-    let pod = state.held.observed().iter().find(is_foreign).map(pod_name)?;
-    Some(CompanionObstacle::EarlierPlugin { pod })
+    if state.held.has(has_unknown_files) {
+        let pods = pods_with(state, has_unknown_files);
+        return Some(CompanionObstacle::UnknownFiles { pods });
+    }
+    let assignment = state.assigned.get(id)?;
+    let is_foreign = |resource: &str, id: &str| resource == assignment.resource && !is_companion(id);
+    (assignment.sharing == DeviceSharing::Whole && state.held.has(is_foreign)).then(|| {
+        CompanionObstacle::EarlierPlugin {
+            pods: pods_with(state, is_foreign),
+        }
+    })
+}
+
+/// Returns true if only the kubelet's checkpoint keeps a companion from containers.
+pub fn waits_for_checkpoint(state: &AllocatorState) -> bool {
+    held_back_companions(state).any(|id| match companion_obstacle(state, id) {
+        Some(CompanionObstacle::EarlierPlugin { pods } | CompanionObstacle::UnknownFiles { pods }) => pods.is_empty(),
+        Some(CompanionObstacle::FileElsewhere { .. }) | None => false,
+    })
+}
+
+/// Returns the pods that hold a share like that, as `NAMESPACE/NAME`.
+fn pods_with(state: &AllocatorState, is_like: impl Fn(&str, &str) -> bool) -> BTreeSet<String> {
+    let holds = |holding: &&ContainerShares| holding.ids.iter().any(|id| is_like(&holding.resource, id));
+    state.held.observed().iter().filter(holds).map(pod_name).collect()
+}
+
+/// Returns true if the kubelet's list of a resource has room for a companion with this sharing beside the other devices, also those
+/// that wait for their pods.
+pub fn has_room(state: &AllocatorState, id: &str, resource: &str, sharing: &DeviceSharing) -> bool {
+    let others = state
+        .assigned
+        .iter()
+        .filter(|(other, of)| *other != id && of.resource == resource);
+    let others = others.map(|(other, of)| list_bytes(other, &of.sharing));
+    fits_bytes(others.chain([list_bytes(id, sharing)]).sum())
 }
 
 fn pod_name(holding: &ContainerShares) -> String {
@@ -147,9 +211,10 @@ pub fn describe_held_back(state: &AllocatorState, id: &str) -> Option<PendingCha
     }
     let obstacle = companion_obstacle(state, id)?;
     let name = companion_name(state, id);
+    let further = if state.held.holds_of(id, None) { "further " } else { "" };
     Some(PendingChange {
         device: id.to_owned(),
-        message: format!("no further container gets {name}: {obstacle}"),
+        message: format!("no {further}container gets {name}: {obstacle}"),
         pods: obstacle.into_pods(),
         switches: false,
     })

@@ -103,6 +103,12 @@ impl Held {
         self.by_device.keys().chain(self.checkpoint.keys())
     }
 
+    /// Returns true if a share like that is held, or may be according to the checkpoint; by resource and id.
+    pub fn has(&self, is_like: impl Fn(&str, &str) -> bool) -> bool {
+        let shares = self.by_device.values().chain(self.checkpoint.values()).flatten();
+        shares.into_iter().any(|(resource, id)| is_like(resource, id))
+    }
+
     /// Returns the number of held shares of each device, by UUID.
     pub fn shares_of_devices(&self) -> impl Iterator<Item = (&String, usize)> {
         self.by_device.iter().map(|(uuid, shares)| (uuid, shares.len()))

@@ -1,7 +1,7 @@
 //! Devices whose assignment is not the desired one or that others hold, and the event that each waits for.
 
 use super::{
-    companions::{companion_name, describe_held_back, held_back_companions},
+    companions::{self, companion_name, describe_held_back, held_back_companions},
     held::is_share_of,
     observation::{ContainerShares, PendingChange},
     slices::oversized,
@@ -57,7 +57,7 @@ pub fn changing_devices(state: &AllocatorState) -> BTreeSet<&str> {
 /// Returns true if only the kubelet's checkpoint keeps a device from its change. The kubelet writes the checkpoint after
 /// each device list, so another list brings it up to date.
 pub fn waits_for_checkpoint(state: &AllocatorState) -> bool {
-    pending_devices(state).into_iter().any(|uuid| {
+    let of_changes = pending_devices(state).into_iter().any(|uuid| {
         let together = with_overlapping(state, uuid);
         let only_checkpoint = |own: Option<&Assignment>| {
             let own_of = |device: &str| own.filter(|_| device == uuid);
@@ -70,7 +70,8 @@ pub fn waits_for_checkpoint(state: &AllocatorState) -> bool {
         };
         // Own shares are a reason to wait only for a device that has too many, and those that are as desired hardly ever.
         only_checkpoint(None) || only_checkpoint(state.desired_assignment(uuid))
-    })
+    });
+    of_changes || companions::waits_for_checkpoint(state)
 }
 
 /// Returns the assignment of a device that has its desired one.
@@ -153,7 +154,15 @@ fn describe(state: &AllocatorState, uuid: &str) -> PendingChange {
             text(next)
         ),
         (Some(now), None) if state.present.contains(uuid) => {
-            format!("{name} stays {} until {until}, then no resource has it", text(now))
+            format!(
+                "{name} stays {} until {until}, then {}",
+                text(now),
+                if is_companion(uuid) {
+                    "this device goes"
+                } else {
+                    "no resource has it"
+                }
+            )
         }
         (Some(now), None) => format!(
             "{name} has left the node; it stays {}, unhealthy, until {until}",

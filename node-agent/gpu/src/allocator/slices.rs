@@ -6,10 +6,11 @@
 //! a device that has room.
 
 use super::{
+    companions::has_room,
     device_shares::{Availability, DeviceShares, advertised_devices},
     state::{AllocatorState, FormerSlices, Peak, Resizes},
 };
-use crate::{DeviceSharing, device_of};
+use crate::{Assignment, DeviceSharing, device_of, is_companion};
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     time::{Duration, Instant},
@@ -19,25 +20,27 @@ use std::{
 /// reports the sum every 10 s, and the scheduler binds pods by that report.
 const SETTLE: Duration = Duration::from_secs(12);
 
-/// Gives each device its desired number of time slices at once, where nothing else about it changes.
+/// Gives each device its desired number of time slices at once, where nothing else about it changes and its list has room.
 pub fn resize(state: &mut AllocatorState) {
     for (uuid, desired) in &state.desired {
-        let Some(now) = state
-            .assigned
-            .get_mut(uuid)
-            .filter(|now| now.resource == desired.resource)
-        else {
+        let now = state.assigned.get(uuid);
+        let is_resize =
+            |now: &&Assignment| now.resource == desired.resource && desired.sharing.is_resize_of(&now.sharing);
+        let Some(now) = now.filter(is_resize) else { continue };
+        if is_companion(uuid) && !has_room(state, uuid, &desired.resource, &desired.sharing) {
             continue;
-        };
-        if desired.sharing.is_resize_of(&now.sharing) {
-            // Before the first observation the kubelet has had no list.
-            if state.observed_at.is_some() {
-                let numbers = &mut former_slices(&mut state.resizes, uuid, None).numbers;
-                numbers.extend(desired.sharing.shares()..now.sharing.shares());
-                numbers.retain(|number| *number >= desired.sharing.shares());
-            }
-            now.sharing = desired.sharing;
         }
+        let slices = desired.sharing.shares()..now.sharing.shares();
+        // Before the first observation the kubelet has had no list.
+        if state.observed_at.is_some() {
+            let numbers = &mut former_slices(&mut state.resizes, uuid, None).numbers;
+            numbers.extend(slices);
+            numbers.retain(|number| *number >= desired.sharing.shares());
+        }
+        state
+            .assigned
+            .entry(uuid.clone())
+            .and_modify(|now| now.sharing = desired.sharing);
     }
 }
 

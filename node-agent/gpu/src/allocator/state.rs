@@ -93,8 +93,10 @@ pub struct AllocatorState {
     pub resizes: Resizes,
     /// Start of the newest observation.
     pub observed_at: Option<Instant>,
-    /// Start of the first observation that can prove a switch.
+    /// Start of the first observation that can prove a switch of a GPU or MIG device.
     pub evidence_from: Option<Instant>,
+    /// Start of the first observation that can prove a switch of a companion.
+    pub companion_evidence_from: Option<Instant>,
 }
 
 impl AllocatorState {
@@ -120,9 +122,21 @@ impl AllocatorState {
         !self.awaits_device(uuid) && self.desired.get(uuid) != Some(now)
     }
 
-    /// Returns the names of the resources of the configuration.
+    /// Returns true if an observation that began then can prove a switch of a device.
+    pub fn is_proven(&self, uuid: &str, started: Instant) -> bool {
+        let from = if is_companion(uuid) {
+            self.companion_evidence_from
+        } else {
+            self.evidence_from
+        };
+        from.is_none_or(|from| started >= from)
+    }
+
+    /// Returns the names of the resources of the configuration, each once: while one of the two kinds is still to be known, a name
+    /// may be with both.
     pub fn configured_resources(&self) -> impl Iterator<Item = &String> {
-        self.order.iter().chain(&self.companion_order)
+        let companions = self.companion_order.iter().filter(|name| !self.order.contains(name));
+        self.order.iter().chain(companions)
     }
 
     /// Returns the desired assignment of a device that does not have it yet, if held shares of that one do not keep the device

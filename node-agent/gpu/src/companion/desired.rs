@@ -13,7 +13,7 @@ use gpunode_crds::MAX_DEVICES;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Most files of one device.
-const MAX_FILES: usize = MAX_DEVICES;
+const MAX_DEVICE_FILES: usize = MAX_DEVICES;
 /// Most refusals that a message names.
 const MAX_NAMED: usize = 3;
 
@@ -24,7 +24,7 @@ pub struct DesiredCompanions {
     pub order: Vec<String>,
     /// Devices, in the order of the configuration, then by file.
     pub devices: Vec<DesiredCompanion>,
-    /// Files that are refused.
+    /// Files that are refused, and resources without a device.
     pub problems: Vec<DeviceProblem>,
 }
 
@@ -37,8 +37,8 @@ pub struct DesiredCompanion {
     pub assignment: Assignment,
 }
 
-/// Returns the desired companions of these files. A file belongs to the first companion of which it makes up a device. Where there are too many
-/// devices or files, those that are `assigned` come first: a new file takes no device from a container.
+/// Returns the desired companions of these files. A file belongs to the first companion of which it makes up a device. Where there
+/// are too many devices, those that are `assigned` come first: a new file takes no device from a container.
 pub fn desired_companions(
     config: &AgentConfig,
     files: &CompanionFiles,
@@ -55,12 +55,23 @@ pub fn desired_companions(
             .into_iter()
             .filter(|file| !taken.contains(&file.host_path));
         let own: Vec<CompanionFile> = own.filter(|file| is_fit(companion, file, &mut refused)).collect();
+        let missing = missing_glob(companion, &own);
         let devices = grouped(companion, own);
         taken.extend(devices.iter().flat_map(CompanionDevice::host_paths).cloned());
         let sharing = sharing(companion);
         let devices = bounded(companion, sharing, devices, &assigned, &mut refused);
         desired.order.push(resource.clone());
-        desired.problems.extend(problem(resource, &refused));
+        let is_empty = devices.is_empty();
+        desired.problems.extend(refusal(resource, &refused, is_empty));
+        desired.problems.extend(
+            missing
+                .filter(|_| is_empty && refused.is_empty())
+                .map(|missing| DeviceProblem {
+                    resource: resource.clone(),
+                    kind: DeviceProblemKind::FileMissing,
+                    message: format!("resource {resource} has no device: {missing}"),
+                }),
+        );
         desired
             .devices
             .extend(devices.into_iter().map(|device| DesiredCompanion {
@@ -87,7 +98,7 @@ fn sharing(companion: &CompanionConfig) -> DeviceSharing {
 fn is_fit(companion: &CompanionConfig, file: &CompanionFile, refused: &mut Vec<String>) -> bool {
     let needs_device = companion.injection().device_nodes.is_some();
     let reason = if needs_device && !file.is_device {
-        "is no device; set `inject.mounts` to mount files"
+        "is no device node; to mount it, set `inject.mounts` and leave out `inject.deviceNodes`"
     } else if companion.group() == CompanionGroup::PciSlot && file.pci_slot.is_none() {
         "belongs to no PCI slot in sysfs, which `group: PciSlot` needs"
     } else {
@@ -124,7 +135,7 @@ fn grouped(companion: &CompanionConfig, files: Vec<CompanionFile>) -> Vec<Compan
             }
             let devices = slots.into_iter().filter(|(_, files)| is_complete(files));
             devices
-                .map(|(slot, files)| device(format!("slot {slot}"), files))
+                .map(|(slot, files)| device(format!("slot {slot} of {}", companion.resource), files))
                 .collect()
         }
     }
@@ -140,10 +151,10 @@ fn bounded(
 ) -> Vec<CompanionDevice> {
     for device in &mut devices {
         let count = device.files.len();
-        if count > MAX_FILES {
-            device.files.truncate(MAX_FILES);
+        if count > MAX_DEVICE_FILES {
+            device.files.truncate(MAX_DEVICE_FILES);
             refused.push(format!(
-                "one device has {count} files, more than {MAX_FILES}, and those from {} on are left out; name fewer in `paths`",
+                "one device has {count} files, more than {MAX_DEVICE_FILES}, and those after {} are left out; name fewer in `paths`",
                 device.files.last().map(|file| file.path.as_str()).unwrap_or_default()
             ));
         }
@@ -168,7 +179,19 @@ fn bounded(
     devices
 }
 
-fn problem(resource: &str, refused: &[String]) -> Option<DeviceProblem> {
+/// Returns the reason why files make up no device, if it is that some are missing.
+fn missing_glob(companion: &CompanionConfig, files: &[CompanionFile]) -> Option<String> {
+    let has_file = |glob: usize| files.iter().any(|file| file.globs.contains(&glob));
+    let missing = companion.paths.iter().enumerate().find(|(glob, _)| !has_file(*glob));
+    match (missing, companion.group()) {
+        (Some((_, glob)), _) => Some(format!("no file matches {glob}")),
+        (None, CompanionGroup::PciSlot) => Some("no PCI slot has a file of each glob".to_owned()),
+        (None, CompanionGroup::Each | CompanionGroup::Together) => None,
+    }
+}
+
+/// Returns the problem of refused files. It is graver where the resource has no device at all.
+fn refusal(resource: &str, refused: &[String], is_empty: bool) -> Option<DeviceProblem> {
     let named = refused.iter().take(MAX_NAMED).cloned().collect::<Vec<_>>().join("; ");
     let more = match refused.len().saturating_sub(MAX_NAMED) {
         0 => String::new(),
@@ -176,7 +199,11 @@ fn problem(resource: &str, refused: &[String]) -> Option<DeviceProblem> {
     };
     (!refused.is_empty()).then(|| DeviceProblem {
         resource: resource.to_owned(),
-        kind: DeviceProblemKind::FileRefused,
+        kind: if is_empty {
+            DeviceProblemKind::EveryFileRefused
+        } else {
+            DeviceProblemKind::FileRefused
+        },
         message: format!("resource {resource}: {named}{more}"),
     })
 }

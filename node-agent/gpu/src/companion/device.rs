@@ -34,7 +34,12 @@ impl CompanionDevice {
 
     /// Returns the name for people, such as `/dev/infiniband/uverbs0 and 2 more files`.
     pub fn name(&self) -> String {
-        file_names(self.files.iter().map(|file| file.path.as_str()))
+        let first = self.files.first().map_or("no file", |file| file.path.as_str());
+        match self.files.len() {
+            0 | 1 => first.to_owned(),
+            2 => format!("{first} and 1 more file"),
+            count => format!("{first} and {} more files", count - 1),
+        }
     }
 
     /// Returns the NUMA node, if sysfs shows one for a file and the same for all.
@@ -47,16 +52,6 @@ impl CompanionDevice {
     /// Returns the files on the host.
     pub fn host_paths(&self) -> impl Iterator<Item = &String> {
         self.files.iter().map(|file| &file.host_path)
-    }
-}
-
-/// Names files by the first of them.
-pub fn file_names<'a>(mut paths: impl Iterator<Item = &'a str>) -> String {
-    let first = paths.next().unwrap_or("no file").to_owned();
-    match paths.count() {
-        0 => first,
-        1 => format!("{first} and 1 more file"),
-        more => format!("{first} and {more} more files"),
     }
 }
 

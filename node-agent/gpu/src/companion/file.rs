@@ -9,7 +9,7 @@ pub struct CompanionFile {
     pub path: String,
     /// Path on the host without links: two files with the same are one.
     pub host_path: String,
-    /// Places of the globs that match it, in the configuration.
+    /// Indices of the globs that match it.
     pub globs: BTreeSet<usize>,
     /// True for a character or block device.
     pub is_device: bool,

@@ -44,13 +44,11 @@ fn ids(desired: &DesiredCompanions) -> Vec<&str> {
 }
 
 fn problem(desired: &DesiredCompanions) -> String {
-    assert!(
-        desired
-            .problems
-            .iter()
-            .all(|problem| problem.kind == DeviceProblemKind::FileRefused)
-    );
     desired.problems.iter().map(|problem| problem.message.clone()).collect()
+}
+
+fn kinds(desired: &DesiredCompanions) -> Vec<DeviceProblemKind> {
+    desired.problems.iter().map(|problem| problem.kind).collect()
 }
 
 #[test]
@@ -92,6 +90,11 @@ fn files_together_are_one_device_whose_id_follows_the_resource() {
     let none = desired("paths: ['/dev/x/*'], group: Together", &[], &[]);
     assert!(none.devices.is_empty());
     assert_eq!(none.order, ["a.b/c"]);
+    assert_eq!(problem(&none), "resource a.b/c has no device: no file matches /dev/x/*");
+    assert_eq!(
+        (kinds(&none), kinds(&none)[0].is_remark()),
+        (vec![DeviceProblemKind::FileMissing], true)
+    );
 }
 
 #[test]
@@ -130,7 +133,17 @@ fn files_of_a_pci_slot_are_one_device_with_its_numa_node() {
         &[file("/dev/x/a")],
         &[],
     );
-    assert!(part.devices.is_empty(), "no file matches /dev/y/z");
+    assert!(part.devices.is_empty());
+    assert_eq!(problem(&part), "resource a.b/c has no device: no file matches /dev/y/z");
+    let apart = [
+        in_slot("/dev/dri/card0", "0000:03:00", 0),
+        in_slot("/dev/x/a", "0000:04:00", 0),
+    ];
+    let apart = desired("paths: ['/dev/x/*', '/dev/dri/*'], group: PciSlot", &apart, &[]);
+    assert_eq!(
+        problem(&apart),
+        "resource a.b/c has no device: no PCI slot has a file of each glob"
+    );
 }
 
 #[test]
@@ -141,9 +154,15 @@ fn a_file_that_is_no_device_is_refused_where_one_is_wanted() {
     };
     let refused = desired("paths: ['/etc/colas/*']", std::slice::from_ref(&plain), &[]);
     assert!(refused.devices.is_empty());
+    assert_eq!(kinds(&refused), [DeviceProblemKind::EveryFileRefused]);
+    let beside = desired("paths: ['/etc/colas/*']", &[plain.clone(), file("/etc/colas/b")], &[]);
+    assert_eq!(
+        (kinds(&beside), kinds(&beside)[0].is_remark()),
+        (vec![DeviceProblemKind::FileRefused], true)
+    );
     assert_eq!(
         problem(&refused),
-        "resource a.b/c: /etc/colas/a is no device; set `inject.mounts` to mount files"
+        "resource a.b/c: /etc/colas/a is no device node; to mount it, set `inject.mounts` and leave out `inject.deviceNodes`"
     );
     let named = desired(
         "paths: ['/etc/colas/*'], inject: {env: {name: A, value: Ids}}",

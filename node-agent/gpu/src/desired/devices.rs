@@ -28,6 +28,13 @@ pub struct DesiredDevice {
     pub assignment: Assignment,
 }
 
+impl DeviceProblemKind {
+    /// Returns true if people should know of it although the node works as its configuration says.
+    pub fn is_remark(self) -> bool {
+        matches!(self, Self::FileRefused | Self::FileMissing)
+    }
+}
+
 impl DesiredDevices {
     /// Returns a node with these devices, none of which has a resource.
     pub fn nothing(inventory: &Inventory) -> Self {
@@ -61,6 +68,10 @@ pub enum DeviceProblemKind {
     MpsUnsupported,
     /// The device has less memory than one unit.
     MemoryBelowUnit,
-    /// A companion matches files that it cannot hand out.
+    /// A companion matches files that it cannot hand out, beside others that it does.
     FileRefused,
+    /// A companion matches only files that it cannot hand out.
+    EveryFileRefused,
+    /// A companion has no device because files are missing.
+    FileMissing,
 }

@@ -20,6 +20,16 @@ pub fn fits_list(sharing: &DeviceSharing) -> bool {
     (sharing.shares() as usize).saturating_mul(SHARE_OVERHEAD) <= MAX_LIST_BYTES
 }
 
+/// Returns the bytes of a device's shares in a list of the kubelet, at most.
+pub fn list_bytes(uuid: &str, sharing: &DeviceSharing) -> usize {
+    (sharing.shares() as usize).saturating_mul(uuid.len() + SHARE_OVERHEAD)
+}
+
+/// Returns true if a list of the kubelet has room for this many bytes.
+pub fn fits_bytes(bytes: usize) -> bool {
+    bytes <= MAX_LIST_BYTES
+}
+
 /// Returns the number of devices with ids like those of companions for whose shares a list of the kubelet has room.
 pub fn most_devices(sharing: DeviceSharing) -> usize {
     let bytes = (sharing.shares() as usize).saturating_mul(COMPANION_ID + SHARE_OVERHEAD);
@@ -34,9 +44,7 @@ pub fn check_list_sizes(devices: &[DesiredDevice]) -> Result<(), DesiredDevicesE
         let shares = assignment.sharing.shares() as usize;
         let list = lists.entry(&assignment.resource).or_insert((0, 0, assignment.sharing));
         list.0 = list.0.saturating_add(shares);
-        list.1 = list
-            .1
-            .saturating_add(shares.saturating_mul(device.uuid.len() + SHARE_OVERHEAD));
+        list.1 = list.1.saturating_add(list_bytes(&device.uuid, &assignment.sharing));
     }
     match lists.into_iter().find(|(_, (_, bytes, _))| *bytes > MAX_LIST_BYTES) {
         None => Ok(()),

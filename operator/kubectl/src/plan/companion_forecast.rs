@@ -115,9 +115,10 @@ fn has_same_files(one: &CompanionConfig, other: &CompanionConfig) -> bool {
     (&one.paths, one.group()) == (&other.paths, other.group())
 }
 
-/// Returns true if a held device stays as it is: only a device that becomes shared, or whole, changes with its shares.
+/// Returns true if a held device waits for nobody: it changes when files are grouped otherwise, and when it becomes shared, or whole.
+/// Only the agent knows whether other globs still match its file.
 fn has_same_devices(one: &CompanionConfig, other: &CompanionConfig) -> bool {
-    has_same_files(one, other) && (one.shares() == 1) == (other.shares() == 1)
+    (one.group(), one.shares() == 1) == (other.group(), other.shares() == 1)
 }
 
 #[cfg(test)]
@@ -181,7 +182,7 @@ mod tests {
         let new = forecast(
             "companions: [{resource: rdma/hca, paths: [/dev/infiniband/uverbs*], group: Together, shares: 64}]",
         );
-        assert!(new.offers.is_empty());
+        assert!(new.offers.is_empty() && new.waiting.is_empty());
         assert_eq!(
             new.notes,
             [

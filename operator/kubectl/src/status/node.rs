@@ -37,6 +37,9 @@ pub struct NodeSummary {
     /// Reason why gpunode cannot read the annotation with which a person confirms a repair.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unreadable_annotation: Option<String>,
+    /// Files of companions that are missing or refused, where the node is ready all the same.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub companion_files: Option<String>,
     /// Problems, each with the next step.
     pub problems: Vec<String>,
 }
@@ -105,6 +108,9 @@ fn state(gpu_node: &GpuNode, node: Option<&Node>, configuration: ConfigurationPr
     let holders_truncated = gpu_node.status.as_ref().is_some_and(|status| status.holders_truncated);
     let conditions = gpu_node.status.as_ref().map_or(&[][..], |status| &status.conditions);
     let annotation = ConditionType::RecoveredAnnotation.find(conditions);
+    let offered = ConditionType::DevicesOffered.find(conditions);
+    let remark =
+        offered.filter(|offered| offered.status == "True" && offered.reason != Reason::DevicesOffered.as_str());
     NodeSummary {
         name: gpu_node.name_any(),
         hardware: gpu_node.status.as_ref().and_then(|status| status.hardware.clone()),
@@ -117,6 +123,7 @@ fn state(gpu_node: &GpuNode, node: Option<&Node>, configuration: ConfigurationPr
         configuration,
         released: gpu_node.spec.release,
         unreadable_annotation: annotation.map(|condition| condition.message.clone()),
+        companion_files: remark.map(|condition| condition.message.clone()),
         ready: String::new(),
         reason: None,
         message: None,

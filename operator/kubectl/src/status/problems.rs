@@ -38,6 +38,7 @@ pub fn problems(state: &NodeSummary, node: Option<&Node>, known: &BTreeSet<Strin
         .chain(state.unreadable_annotation.clone())
         .chain(fault_descriptions(&state.devices))
         .chain(layout_problems(&state.mig))
+        .chain(state.companion_files.clone())
         .collect()
 }
 

@@ -3,7 +3,7 @@
 use super::links::is_part;
 use crate::output::plural;
 use gpunode_config::{Allocation, MemoryMiB, ResourceConfig, Sharing, SharingStrategy};
-use gpunode_crds::{GpuDevice, GpuNode, GpuNodeStatus, ResourceStatus};
+use gpunode_crds::{AdvertisedDevice, GpuDevice, GpuNode, GpuNodeStatus, ResourceStatus};
 use gpunode_gpu::{
     CandidateDevice, CandidatePool, Criterion, DeviceSharing, GpuChoice, GpuLoad, PairScores, ResourceRules,
     best_choices,
@@ -133,9 +133,13 @@ pub fn answer(
 
 /// Answers for a companion, whose devices have no links.
 fn of_companion(status: &GpuNodeStatus, offered: &ResourceStatus, size: u32) -> RequestAnswer {
-    let holders = status.holders.iter().filter(|holder| holder.resource == offered.name);
-    let held: i32 = holders.map(|holder| holder.count).sum();
-    let free = u32::try_from(offered.allocatable.saturating_sub(held)).unwrap_or_default();
+    let free_of = |device: &AdvertisedDevice| {
+        let holders = status.holders.iter().filter(|holder| holder.device == device.device);
+        let held: i32 = holders.map(|holder| holder.count).sum();
+        // An unhealthy device may still be held.
+        u32::try_from(device.healthy.saturating_sub(held)).unwrap_or_default()
+    };
+    let free = offered.devices.iter().map(free_of).sum();
     let why = if size > free {
         cannot_start(free, size)
     } else {

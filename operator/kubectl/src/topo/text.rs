@@ -3,7 +3,7 @@
 use super::{
     links::{LinkedGpu, level, symbol},
     request::{DeviceChoice, RequestAnswer},
-    topology::{NodeTopology, PlacedCompanion},
+    topology::{CompanionTopology, NodeTopology},
 };
 use crate::output::{TableCell, TableColumn, TextWidth, grid, plain, style, table, wrapped};
 use gpunode_crds::{Holder, LinkLevel, MigDevice, MigPhase, MigStatus, named};
@@ -119,11 +119,11 @@ fn instances(gpus: &[LinkedGpu], width: TextWidth) -> String {
 }
 
 /// Returns the companions with their NUMA nodes and holders.
-fn companions(companions: &[PlacedCompanion], width: TextWidth) -> String {
+fn companions(companions: &[CompanionTopology], width: TextWidth) -> String {
     if companions.is_empty() {
         return String::new();
     }
-    let row = |companion: &PlacedCompanion| -> [TableCell; 4] {
+    let row = |companion: &CompanionTopology| -> [TableCell; 4] {
         let numa = companion
             .numa_node
             .map_or_else(|| "N/A".to_owned(), |node| node.to_string());
@@ -136,7 +136,7 @@ fn companions(companions: &[PlacedCompanion], width: TextWidth) -> String {
     };
     let rows: Vec<_> = companions.iter().map(row).collect();
     let columns = [
-        TableColumn::new("COMPANION"),
+        TableColumn::new("RESOURCE"),
         TableColumn::below("FILES"),
         TableColumn::new("NUMA AFFINITY"),
         TableColumn::new("HELD BY"),

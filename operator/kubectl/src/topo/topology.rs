@@ -15,7 +15,7 @@ pub struct NodeTopology {
     pub node: String,
     pub gpus: Vec<LinkedGpu>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub companions: Vec<PlacedCompanion>,
+    pub companions: Vec<CompanionTopology>,
     /// Indices of missing GPUs, whose links are unknown.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub missing: Vec<u32>,
@@ -26,10 +26,10 @@ pub struct NodeTopology {
     pub request: Option<RequestAnswer>,
 }
 
-/// A companion and its place.
+/// A companion with its NUMA node and holders.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct PlacedCompanion {
+pub struct CompanionTopology {
     pub resource: String,
     pub device: String,
     /// Its files.
@@ -39,10 +39,10 @@ pub struct PlacedCompanion {
     pub holders: Vec<Holder>,
 }
 
-fn companions(status: &GpuNodeStatus) -> Vec<PlacedCompanion> {
+fn companions(status: &GpuNodeStatus) -> Vec<CompanionTopology> {
     let resources = status.resources.iter().filter(|resource| resource.companion);
     let devices = resources.flat_map(|resource| resource.devices.iter().map(move |device| (resource, device)));
-    let placed = devices.map(|(resource, device)| PlacedCompanion {
+    let placed = devices.map(|(resource, device)| CompanionTopology {
         resource: resource.name.clone(),
         device: device.device.clone(),
         name: device.name.clone().unwrap_or_else(|| device.device.clone()),

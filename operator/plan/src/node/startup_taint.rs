@@ -29,7 +29,7 @@ use crate::{
     record::node_record::NodeRecord,
     taint::TaintKey,
 };
-use gpunode_crds::{FaultReason, NOT_READY_TAINT, PolicyMode, TaintEffect};
+use gpunode_crds::{FaultReason, NOT_READY_TAINT, PolicyMode, ResourceStatus, TaintEffect};
 use jiff::{SignedDuration, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -189,15 +189,15 @@ fn is_allocatable(governing: &Policy, context: NodeContext<'_>) -> bool {
     let (Some(config), Some(status)) = (context.configuration(), context.status()) else {
         return false;
     };
-    if context.node.ready && context.is_served_by_dra() {
-        // Its agent promises nothing, and pods of the DRA driver have to get there.
-        return true;
-    }
     let allocatable = |name: &str| context.node.allocatable.get(name).copied().unwrap_or(0);
+    let is_allocatable =
+        |resource: &ResourceStatus| allocatable(&resource.name) >= u64::try_from(resource.allocatable).unwrap_or(0);
     let mut promised = status.resources.iter();
-    is_served(governing, &config.hash, context)
-        && !waits_for_fabric(context)
-        && promised.all(|resource| allocatable(&resource.name) >= u64::try_from(resource.allocatable).unwrap_or(0))
+    if context.node.ready && context.is_served_by_dra() {
+        // Its agent promises no GPU, and pods of the DRA driver have to get there.
+        return promised.filter(|resource| resource.companion).all(is_allocatable);
+    }
+    is_served(governing, &config.hash, context) && !waits_for_fabric(context) && promised.all(is_allocatable)
 }
 
 /// Returns true while Fabric Manager has not registered a GPU, as after each boot. A configuration may ignore that.

@@ -4,6 +4,7 @@
 
 mod admission;
 mod bad_input;
+mod companions;
 mod conflict;
 mod container_runtime;
 mod contention;

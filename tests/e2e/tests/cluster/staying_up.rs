@@ -6,7 +6,7 @@ use crate::{
     startup_taint::ensure_startup_taint_stays_without_a_report,
 };
 use anyhow::{Context as _, Result, ensure};
-use gpunode_e2e::{HandOvers, KubeletLog, Lab, NAMESPACE, NodeWatch, T4, condition, eventually};
+use gpunode_e2e::{HandOvers, KubeletLog, Lab, NAMESPACE, NodeWatch, OperatorVariable, T4, condition, eventually};
 use gpunode_node_tests::{OtherPlugin, Stopwatch};
 use serde_json::Value;
 use std::{path::PathBuf, time::Duration};
@@ -209,33 +209,6 @@ fn a_broken_image_halts_its_rollout_and_the_agent_before_it_goes_on() -> Result<
     Ok(())
 }
 
-/// Driver roots of the operator, until this is dropped.
-struct OperatorDriverRoots<'a>(&'a Lab);
-
-impl<'a> OperatorDriverRoots<'a> {
-    fn set(lab: &'a Lab, roots: &str) -> Result<Self> {
-        let set = Self(lab);
-        set.change(&format!("DRIVER_ROOTS={roots}"))?;
-        Ok(set)
-    }
-
-    /// Changes the operator's environment as `kubectl set env` does, and waits for its pods.
-    fn change(&self, variable: &str) -> Result<()> {
-        let operator = ["-n", NAMESPACE, "deployment/gpunode-operator"];
-        self.0
-            .kubectl(&[&["set", "env"], &operator[..], &[variable]].concat())?;
-        let wait = [&["rollout", "status"], &operator[..], &["--timeout=180s"]].concat();
-        self.0.kubectl(&wait).map(drop)
-    }
-}
-
-impl Drop for OperatorDriverRoots<'_> {
-    fn drop(&mut self) {
-        // Where that fails, the next test says so.
-        let _ = self.change("DRIVER_ROOTS-");
-    }
-}
-
 /// Waits until the one plugin pod of the node runs with these driver roots, and discovery everywhere.
 fn await_driver_roots(lab: &Lab, roots: Option<&str>) -> Result<()> {
     let roots_of = |container: &Value| {
@@ -270,7 +243,7 @@ fn other_driver_roots_reach_all_agents_and_nobody_notices() -> Result<()> {
     let before = steady(&lab)?;
     lab.await_ready(POLICY)?;
     let hand_overs = HandOvers::record(&lab, T4, GPU)?;
-    let _set = OperatorDriverRoots::set(&lab, "/nowhere/, /run/nvidia/driver")?;
+    let _set = OperatorVariable::set(&lab, "DRIVER_ROOTS", "/nowhere/, /run/nvidia/driver")?;
     await_driver_roots(&lab, Some("/nowhere,/run/nvidia/driver"))?;
     lab.await_ready(POLICY)?;
     hand_overs.ensure_seamless(&lab, 1, UNITS)?;

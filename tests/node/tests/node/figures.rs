@@ -1,7 +1,7 @@
 //! Figures of `docs/benchmarks.md`; `make bench` prints them.
 
 use anyhow::{Context as _, Result, ensure};
-use gpunode_node_tests::{Lab, Node, until};
+use gpunode_node_tests::{Agent, FakeKubelet, Lab, Node, node_of, until};
 use gpunode_scenario::{MigGroup, Scenario, Topology};
 use std::{
     fs,
@@ -14,6 +14,8 @@ use tokio::time::sleep;
 const MEDIAN: usize = 50;
 const P99: usize = 99;
 const ROUNDS: u32 = 20;
+/// Time after which an idle agent has settled.
+const IDLE: Duration = Duration::from_mins(1);
 
 fn of_16(board: &str) -> Result<Node> {
     Node::new(Scenario::new("figures", board, 16, Topology::NvSwitch))
@@ -111,6 +113,31 @@ async fn measure_64_replicas_of_16_gpus() -> Result<()> {
         lists(&lab, "nvidia.com/gpu", [&config(63), &config(64)]).await?,
         MEDIAN,
     )?;
+    Ok(())
+}
+
+#[tokio::test]
+#[ignore = "a measurement"]
+async fn measure_memory_with_companions_alone() -> Result<()> {
+    const SHARES: usize = 1000;
+    let node = node_of(&[])?;
+    let folder = node.host_root().join("dev/infiniband");
+    fs::create_dir_all(&folder)?;
+    ["rdma_cm", "umad0", "uverbs0"]
+        .iter()
+        .try_for_each(|name| fs::write(folder.join(name), ""))?;
+    node.configure(&format!(
+        "companions: [{{resource: rdma/hca, paths: [/dev/infiniband/*], group: Together, shares: {SHARES}, inject: {{mounts: {{}}}}}}]"
+    ))?;
+    let kubelet = FakeKubelet::start(node.device_plugins())?;
+    let agent = Agent::run_with_arguments(&node, &["--companion-roots", "/dev/infiniband"])?;
+    kubelet
+        .has("rdma/hca", |endpoint| endpoint.healthy().len() == SHARES)
+        .await?;
+    kubelet.admit("pod", "main", "rdma/hca", 1).await?;
+    sleep(IDLE).await;
+    let tenths = agent.resident_kib()? * 10 / 1024;
+    println!("figure: agent-rss-companions | {}.{} | MiB", tenths / 10, tenths % 10);
     Ok(())
 }
 

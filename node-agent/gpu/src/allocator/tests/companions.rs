@@ -9,6 +9,7 @@ const TOGETHER: &str = "companions: [{resource: a.b/c, paths: ['/dev/x/*'], grou
 const SHARED: &str = "companions: [{resource: a.b/c, paths: ['/dev/x/*'], group: Together, shares: 3}]";
 const SLOTS: &str = "companions: [{resource: a.b/c, paths: ['/dev/x/*'], group: PciSlot}]";
 const RENAMED: &str = "companions: [{resource: a.b/d, paths: ['/dev/x/*']}]";
+const TWO_OF_A_SLOT: &str = "companions: [{resource: a.b/d, paths: [/dev/x/0], group: PciSlot}, {resource: a.b/c, paths: [/dev/x/1], group: PciSlot}]";
 const SPLIT: &str = "companions: [{resource: a.b/d, paths: ['/dev/x/0', '/dev/x/1'], group: Together}, {resource: a.b/c, paths: ['/dev/x/*']}]";
 const NONE: &str = "{}";
 
@@ -64,6 +65,13 @@ fn set(allocator: &mut Allocator, config: &str, numbers: &BTreeSet<u32>, now: In
     let exists = |file: &&String| numbers.iter().any(|number| **file == format!("/dev/x/{number}"));
     let existing = allocator.claimed_files().keys().filter(exists).cloned().collect();
     allocator.set_companions(&desired, &existing, now);
+    save(allocator);
+}
+
+/// Saves the claimed files, as the agent does before it advertises anything.
+fn save(allocator: &mut Allocator) {
+    let files = allocator.claimed_files().clone();
+    allocator.set_saved_files(&files);
 }
 
 impl AllocatorTest {
@@ -75,6 +83,7 @@ impl AllocatorTest {
         test.allocator.set_desired(DesiredDevices::default(), test.now);
         test.files(config, numbers);
         test.observe(&[]);
+        save(&mut test.allocator);
         test
     }
 
@@ -108,6 +117,7 @@ impl AllocatorTest {
             .find(|(_, healthy)| *healthy)
             .ok_or("none is free")?
             .0;
+        save(&mut self.allocator);
         let given = self.allocate(resource, &[&id]).map_err(|error| error.to_string())?;
         let paths = given.companions.iter().flat_map(|device| device.host_paths().cloned());
         Ok((holding(pod, resource, &[&id]), paths.collect()))
@@ -133,7 +143,7 @@ fn files_are_advertised_with_their_numa_node_and_an_empty_resource_too() {
 }
 
 #[test]
-fn faults_of_gpus_and_an_absent_driver_do_not_concern_companions() {
+fn an_absent_driver_and_claims_of_gpus_do_not_concern_companions() {
     let mut test = AllocatorTest {
         allocator: Allocator::default(),
         now: Instant::now(),
@@ -161,7 +171,10 @@ fn a_file_that_goes_is_unhealthy_until_its_pod_ends_and_healthy_when_it_comes_ba
     test.files(EACH, &[1]);
     assert_eq!(test.health("a.b/c"), [false, true]);
     let refusal = test.allocate("a.b/c", &[&pod.ids[0]]).unwrap_err().to_string();
-    assert!(refusal.ends_with("its file is gone"), "{refusal}");
+    assert!(
+        refusal.ends_with("a file of it is gone, or a change of it waits"),
+        "{refusal}"
+    );
     test.observe(std::slice::from_ref(&pod));
     assert_eq!(test.health("a.b/c"), [false, true]);
     test.files(EACH, &[0, 1]);
@@ -229,7 +242,7 @@ fn a_file_that_a_held_group_has_lost_goes_to_no_other_container_also_after_a_res
     assert_eq!(test.health("a.b/c"), [false]);
     let refusal = test.allocate("a.b/c", &[&id]).unwrap_err().to_string();
     assert!(
-        refusal.ends_with("/dev/x/1 is a part of another device, which team/group holds"),
+        refusal.ends_with("/dev/x/1 is a part of another device, held by team/group"),
         "{refusal}"
     );
     let waiting = test.allocator.pending_changes();
@@ -237,7 +250,7 @@ fn a_file_that_a_held_group_has_lost_goes_to_no_other_container_also_after_a_res
     assert_eq!(
         (waiting[0].message.as_str(), waiting[0].pods.as_slice()),
         (
-            "no further container gets /dev/x/1: /dev/x/1 is a part of another device, which team/group holds",
+            "no container gets /dev/x/1: /dev/x/1 is a part of another device, held by team/group",
             &["team/group".to_owned()][..]
         )
     );
@@ -260,6 +273,7 @@ fn a_file_that_a_held_group_has_lost_goes_to_no_other_container_also_after_a_res
     again.now += Duration::from_secs(5);
     again.observe(&[]);
     assert_eq!(again.health("a.b/c"), [true]);
+    save(&mut again.allocator);
     assert_eq!(again.give("other", "a.b/c").unwrap().1, ["/dev/x/1"]);
 }
 
@@ -274,7 +288,7 @@ fn whole_devices_wait_for_the_pods_of_an_earlier_plugin_and_shared_ones_do_not()
         let given = test.allocate("a.b/c", &[&id]);
         assert_eq!(given.is_ok(), healthy, "{given:?}");
         if let Err(refusal) = given {
-            let reason = "pod team/old has a device of this resource from an earlier plugin, which may be this one";
+            let reason = "an earlier plugin gave devices of this resource to team/old, and one may be this";
             assert!(refusal.to_string().ends_with(reason), "{refusal}");
             assert_eq!(test.allocator.pending_changes()[0].pods, ["team/old"]);
         }
@@ -282,6 +296,36 @@ fn whole_devices_wait_for_the_pods_of_an_earlier_plugin_and_shared_ones_do_not()
         test.observe(&[]);
         assert!(test.health("a.b/c").iter().all(|share| *share));
     }
+}
+
+#[test]
+fn a_file_is_given_only_once_its_claim_is_on_disk() {
+    let mut test = AllocatorTest::of_files(SHARED, &[0]);
+    let config = load(SHARED).unwrap();
+    let both = desired_companions(&config, &files(&config, &BTreeSet::from([0, 1])), |_| true);
+    test.allocator.set_companions(&both, &BTreeSet::new(), test.now);
+    let id = test.list("a.b/c").remove(0).0;
+    let paths = |given: AllocatedDevices| given.companions[0].files.len();
+    assert_eq!(
+        test.allocate("a.b/c", &[&id]).map(paths),
+        Ok(1),
+        "the disk has /dev/x/0 alone"
+    );
+    save(&mut test.allocator);
+    assert_eq!(test.allocate("a.b/c", &[&id]).map(paths), Ok(2));
+    test.allocator.set_saved_files(&BTreeMap::new());
+    let refusal = test.allocate("a.b/c", &[&id]).unwrap_err().to_string();
+    assert!(
+        refusal.ends_with("its files are not on the agent's disk yet"),
+        "{refusal}"
+    );
+}
+
+#[test]
+fn two_resources_of_one_card_are_two_devices() {
+    let test = AllocatorTest::of_files(TWO_OF_A_SLOT, &[0, 1]);
+    assert_eq!((test.health("a.b/c"), test.health("a.b/d")), (vec![true], vec![true]));
+    assert_ne!(test.list("a.b/c"), test.list("a.b/d"));
 }
 
 #[test]
@@ -331,7 +375,7 @@ fn shares_come_from_the_device_of_which_containers_hold_least() {
     assert_eq!(preferred(&test, &left, 9).len(), 3);
 }
 
-const CONFIGS: [&str; 7] = [EACH, TOGETHER, SHARED, SLOTS, RENAMED, SPLIT, NONE];
+const CONFIGS: [&str; 8] = [EACH, TOGETHER, SHARED, SLOTS, RENAMED, SPLIT, TWO_OF_A_SLOT, NONE];
 
 #[derive(Clone, Debug)]
 enum FileStep {
@@ -366,7 +410,7 @@ proptest! {
         let (mut config, mut there) = (EACH, BTreeSet::from([0, 1, 2]));
         // The lists that the kubelet has.
         let mut known: Vec<(String, String)> = test.healthy().into_iter().collect();
-        let mut pods: Vec<(ContainerShares, BTreeSet<String>, bool)> = Vec::new();
+        let mut pods: Vec<(ContainerShares, BTreeSet<String>)> = Vec::new();
         for (number, step) in steps.into_iter().enumerate() {
             test.now += Duration::from_millis(300);
             match step {
@@ -390,11 +434,11 @@ proptest! {
                         let files: BTreeSet<String> = given.companions.iter().flat_map(|device| device.host_paths().cloned()).collect();
                         prop_assert!(!files.is_empty());
                         let of_device = |other: &ContainerShares| device_of(&other.ids[0]) == device_of(id);
-                        for (other, theirs, _) in &pods {
+                        for (other, theirs) in &pods {
                             let is_shared = given.sharing != DeviceSharing::Whole && of_device(other);
                             prop_assert!(is_shared || files.is_disjoint(theirs), "{files:?} is with {other:?}, which has {theirs:?}");
                         }
-                        pods.push((holding(&format!("pod-{number}"), &name, &[id]), files, given.sharing == DeviceSharing::Whole));
+                        pods.push((holding(&format!("pod-{number}"), &name, &[id]), files));
                     }
                 }
                 FileStep::End(count) => pods = pods.split_off(count.min(pods.len())),
@@ -402,6 +446,7 @@ proptest! {
                     known = test.healthy().into_iter().collect();
                     let holders: Vec<ContainerShares> = pods.iter().map(|(pod, ..)| pod.clone()).collect();
                     test.observe(&holders);
+                    save(&mut test.allocator);
                 }
                 FileStep::Restart => {
                     let saved = (test.allocator.assigned().clone(), test.allocator.claimed_files().clone());
