@@ -112,7 +112,7 @@ pub struct GpuNodePolicySpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rollout: Option<RolloutPace>,
 
-    /// Handling of pods that hold GPUs whose sharing, resource or MIG layout changes with `devicePlugin`. If unset, the
+    /// Handling of pods that hold GPUs or companions whose sharing, resource, files or MIG layout changes with `devicePlugin`. If unset, the
     /// change waits for them. One field manager owns the whole block.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub drain: Option<DrainRules>,

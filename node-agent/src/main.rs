@@ -55,7 +55,7 @@ mod store;
 use anyhow::Result;
 use clap::Parser as _;
 use cli::{AgentCli, AgentCommand};
-use gpunode_process::{exit_code, spare_code_pages, start_log};
+use gpunode_process::{exit_code, start_log};
 use std::process::ExitCode;
 use tokio::runtime::Builder;
 
@@ -76,10 +76,5 @@ fn main() -> ExitCode {
 
 /// Runs `work` on one thread: the agent mostly waits, and memory counts on every node.
 fn wait_for(work: impl Future<Output = Result<()>>) -> Result<()> {
-    gpunode_process::run(Builder::new_current_thread(), async {
-        tokio::select! {
-            result = work => result,
-            never = spare_code_pages() => match never {},
-        }
-    })
+    gpunode_process::run(Builder::new_current_thread(), work)
 }

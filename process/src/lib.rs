@@ -10,10 +10,8 @@
 //! | `retry_pace` | pauses between tries of something that should work for long |
 //! | `silent_streams` | finds that watches no longer follow, by their silence |
 //! | `jitter` | random parts of pauses |
-//! | `code_pages` | gives code back that ran at the start and not since |
 
 mod client;
-mod code_pages;
 mod event_series;
 mod http;
 mod jitter;
@@ -23,7 +21,6 @@ mod silent_streams;
 mod start;
 
 pub use client::{RequestThrottle, paced_client, within};
-pub use code_pages::spare_code_pages;
 pub use event_series::{EventContent, EventSeries};
 pub use http::{StatusCode, TextResponse, serve};
 pub use jitter::random_up_to;

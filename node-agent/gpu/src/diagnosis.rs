@@ -125,6 +125,10 @@ impl Finding {
 fn driver(status: &GpuNodeStatus) -> Vec<Finding> {
     let subject = "driver";
     let Some(condition) = ConditionType::DriverAvailable.find(&status.conditions) else {
+        if status.resources.iter().any(|resource| resource.companion) {
+            let message = "the node has no NVIDIA GPU, and needs none for its companions";
+            return vec![Finding::new(FindingSeverity::Fine, subject, "CompanionsAlone", message)];
+        }
         let missing = Finding::new(FindingSeverity::NoGpu, subject, "NoGpus", "the node has no NVIDIA GPU");
         return vec![missing.with_action("check the machine with `lspci -d 10de:`")];
     };

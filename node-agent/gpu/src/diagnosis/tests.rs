@@ -125,6 +125,17 @@ fn a_node_without_driver_gpu_or_healthy_gpu_gives_pods_none() {
     let lost = node(Ok(()), vec![gpu(0, Some("XID 79"))], runtime());
     assert_eq!(worst(&lost), (NoGpu, "GPUs", "GpusUnhealthy"));
     assert_eq!(worst(&GpuNodeStatus::default()), (NoGpu, "driver", "NoGpus"));
+    let companion = ResourceStatus {
+        name: "rdma/hca".to_owned(),
+        companion: true,
+        ..ResourceStatus::default()
+    };
+    let with_companion = GpuNodeStatus {
+        resources: vec![companion],
+        ..GpuNodeStatus::default()
+    };
+    let findings = diagnose(&with_companion, &NodeSurroundings::default());
+    assert!(!is_without_gpus(&findings), "{findings:?}");
 }
 
 #[test]

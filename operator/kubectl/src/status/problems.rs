@@ -83,6 +83,25 @@ mod tests {
     }
 
     #[test]
+    fn missing_and_refused_files_of_a_companion_are_told_though_the_node_is_ready() {
+        let told_of = |status: &str, reason: &str| {
+            let condition = json!({"type": "DevicesOffered", "status": status, "reason": reason,
+                "lastTransitionTime": "2026-01-02T03:04:05Z", "message": "resource a.b/c has no device: no file matches /dev/x*"});
+            told(
+                &json!({"apiVersion": "gpunode.dev/v1alpha1", "kind": "GpuNode", "metadata": {"name": "n"}, "spec": {},
+                "status": {"conditions": [condition]}}),
+            )
+        };
+        assert_eq!(
+            told_of("True", "FileMissing"),
+            ["resource a.b/c has no device: no file matches /dev/x*"]
+        );
+        assert!(told_of("True", "DevicesOffered").is_empty());
+        // The reason of a node that is not ready is shown as such.
+        assert!(told_of("False", "FileRefused").is_empty());
+    }
+
+    #[test]
     fn broken_devices_are_told_with_what_is_wrong_what_to_do_and_who_holds_them() {
         let health = json!({"state": "Unhealthy", "reason": "Xid", "xid": 79, "since": "2026-01-02T03:04:05Z",
             "message": "XID 79: GPU has fallen off the bus", "action": "reboot the node", "waitsFor": "node reboot"});

@@ -204,3 +204,28 @@ fn programs_get_links_with_their_scores() {
     assert_eq!(value["request"]["choices"][0]["leftFree"]["gpus"], 6);
     assert!(value.get("missing").is_none() && value.get("holdersTruncated").is_none());
 }
+
+#[test]
+fn companions_of_a_node_without_gpu_are_shown_and_their_free_shares_counted() {
+    let device = |id: &str, name: &str, healthy: i32| json!({"device": id, "name": name, "numaNode": 1, "shares": 2, "healthy": healthy});
+    let held = |pod: &str, id: &str| json!({"namespace": "team", "pod": pod, "container": "main", "resource": "example.com/fpga", "device": id, "count": 1});
+    let node: GpuNode = serde_json::from_value(json!({
+        "apiVersion": "gpunode.dev/v1alpha1", "kind": "GpuNode", "metadata": {"name": "n"}, "spec": {},
+        "status": {
+            "resources": [{
+                "name": "example.com/fpga", "companion": true, "capacity": 4, "allocatable": 2, "registered": true,
+                "devices": [device("path-1", "/dev/fpga0 and 1 more file", 2), device("path-2", "/dev/fpga1", 0)],
+            }],
+            // The second is gone, and its pod still has it.
+            "holders": [held("a", "path-1"), held("b", "path-2")],
+        },
+    }))
+    .expect("a GpuNode");
+    insta::assert_snapshot!(shown(&node, Some(1)), @"");
+    let none = topology(&node, Some(2), Some("example.com/fpga")).expect("an answer");
+    let request = none.request.expect("a request");
+    assert_eq!(
+        (request.free, request.why.as_str()),
+        (1, "1 is free, so a pod that requests 2 cannot start here")
+    );
+}

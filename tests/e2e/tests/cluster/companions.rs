@@ -206,8 +206,11 @@ fn a_node_without_gpu_runs_the_cola_sample() -> Result<()> {
         .remove("COLA_DEVICES")
         .context("COLA_DEVICES")?;
     ensure!(id.starts_with("path-"), "{id}");
-    let holders = lab.get(&["gpunode", CPU])?["status"]["holders"].to_string();
-    ensure!(holders.contains("cola-pod") && holders.contains(&id), "{holders}");
+    eventually("status names the holders", LIMIT, || {
+        let holders = lab.get(&["gpunode", CPU])?["status"]["holders"].to_string();
+        ensure!(holders.contains("cola-pod") && holders.contains(&id), "{holders}");
+        Ok(())
+    })?;
     // A third file is there for the next pod within seconds, and a file that goes is withdrawn.
     files.run("touch /etc/colas/third")?;
     lab.await_allocatable(CPU, COLA, 3)?;
