@@ -65,9 +65,9 @@ impl Allocator {
     pub fn restore(saved: BTreeMap<String, Assignment>, files: BTreeMap<String, String>) -> Self {
         Self {
             state: AllocatorState {
-                restored: !saved.is_empty(),
+                restored: !saved.is_empty() || !files.is_empty(),
+                files: FileClaims::restore(files, saved.keys().filter(|id| is_companion(id))),
                 assigned: saved,
-                files: FileClaims::restore(files),
                 ..AllocatorState::default()
             },
         }

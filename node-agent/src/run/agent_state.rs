@@ -388,6 +388,8 @@ impl<'a> AgentState<'a> {
             .await
             .context("read the assignments: no answer from the disk")?
             .context("read the assignments")?;
+        // The files that an agent finds before it knows the claims are those of the configuration alone.
+        self.companions.clear();
         let claimed_files = saved.claimed_files();
         self.claimed_files = claimed_files.keys().cloned().collect();
         manager
@@ -526,7 +528,19 @@ impl<'a> AgentState<'a> {
                     warn!(error, folder = %self.args.host.state_dir.display(), "cannot save the assignments; the advertised devices stay unchanged");
                     self.save_error = error;
                 }
-                self.snapshot = snapshot.before_publication(early);
+                let lists = if assignments.has_gpus(&snapshot.assignments) {
+                    // Files that cannot be saved are no reason to hold GPUs back, which need nothing of the disk.
+                    let of = |lists: &[AdvertisedList], is_companion: bool| {
+                        let lists = lists.iter().filter(|list| list.resource.is_companion == is_companion);
+                        lists.cloned().collect::<Vec<_>>()
+                    };
+                    let lists = [of(&snapshot.advertised, false), of(&early, true)].concat();
+                    plugins.put(lists.clone());
+                    lists
+                } else {
+                    early
+                };
+                self.snapshot = snapshot.before_publication(lists);
             }
         }
     }

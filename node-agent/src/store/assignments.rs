@@ -2,7 +2,7 @@
 //! size of the share (`docs/adr/0004-sharing.md`). The files of companions are kept with them.
 
 use crate::store::{atomic_file, file_id::FileId, saved_file::SavedFile};
-use gpunode_gpu::{Assignment, fits_list};
+use gpunode_gpu::{Assignment, fits_list, is_companion};
 use serde::{Deserialize, Serialize};
 use std::{
     collections::BTreeMap,
@@ -145,6 +145,17 @@ impl SavedAssignments {
         content.map(|file| file.files.clone()).unwrap_or_default()
     }
 
+    /// Returns true if these assignments of GPUs and MIG devices were saved last. Does not read the disk.
+    pub fn has_gpus(&self, assignments: &Assignments) -> bool {
+        let gpus = |of: &Assignments| -> Assignments {
+            let gpus = of.iter().filter(|(id, _)| !is_companion(id));
+            gpus.map(|(id, of)| (id.clone(), of.clone())).collect()
+        };
+        self.devices
+            .content()
+            .is_some_and(|file| gpus(&file.devices) == gpus(assignments))
+    }
+
     /// Saves both, each if it differs from its file, or if somebody removed or replaced that.
     pub async fn save(&mut self, assignments: &Assignments, files: &ClaimedFiles) -> io::Result<()> {
         // A device without its files on disk could be given them again under another name.
@@ -206,6 +217,10 @@ mod tests {
         assert!(!folder.path().join(CLAIMS_FILE).exists(), "a node without companions");
         saved.save(&assignments(2), &files).await.unwrap();
         assert_eq!(SavedAssignments::load(folder.path()).claimed_files(), files);
+        let mut with_companion = assignments(2);
+        with_companion.extend([("path-1".to_owned(), assignments(2)["GPU-1"].clone())]);
+        assert!(saved.has_gpus(&with_companion), "GPUs need nothing of the disk");
+        assert!(!saved.has_gpus(&assignments(3)));
         let text = fs::read_to_string(folder.path().join(FILE)).unwrap();
         assert!(!text.contains("/dev/x/a"), "{text}");
         fs::remove_file(folder.path().join(CLAIMS_FILE)).unwrap();

@@ -110,8 +110,9 @@ pub fn check(
             })
             .or_else(|| companion_obstacle(state, of.uuid).map(|obstacle| obstacle.to_string()))
             .or_else(|| {
-                // Of a device that gains files, those that are on disk are enough.
-                let is_unsafe = state.files.safe_part(of.companion?).files.is_empty();
+                // Of a device that gains files, those that are on disk are enough, if each glob has one.
+                let device = of.companion?;
+                let is_unsafe = state.files.safe_part(device).globs() != device.globs();
                 is_unsafe.then(|| "its files are not on the agent's disk yet".to_owned())
             })
     };

@@ -150,9 +150,9 @@ pub fn companion_obstacle(state: &AllocatorState, id: &str) -> Option<CompanionO
     }
     let has_unknown_files = |_: &str, other: &str| {
         let other = device_of(other);
-        is_companion(other) && other != id && state.files.of(other).next().is_none()
+        is_companion(other) && other != id && state.files.are_unknown(other)
     };
-    if state.held.has(has_unknown_files) {
+    if state.files.has_lost_beside(id) || state.held.has(has_unknown_files) {
         let pods = pods_with(state, has_unknown_files);
         return Some(CompanionObstacle::UnknownFiles { pods });
     }

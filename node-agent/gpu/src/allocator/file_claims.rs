@@ -4,21 +4,33 @@
 use crate::{CompanionDevice, CompanionFile};
 use std::collections::{BTreeMap, BTreeSet};
 
+/// Most files of one companion, with those that it has no longer and that containers may still have.
+const MAX_CLAIMS: usize = 1024;
+
 /// Files by path on the host, each with the id of its companion.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FileClaims {
     by_file: BTreeMap<String, String>,
     /// The claims on disk: no container gets a file before its claim outlives the agent.
     saved: BTreeMap<String, String>,
+    /// Companions that an earlier process assigned and whose claims are lost: their containers may have any file.
+    lost: BTreeSet<String>,
 }
 
 impl FileClaims {
-    /// Returns the files that an earlier process saved.
-    pub fn restore(by_file: BTreeMap<String, String>) -> Self {
+    /// Returns the files that an earlier process saved, of the companions with these ids.
+    pub fn restore<'a>(by_file: BTreeMap<String, String>, ids: impl Iterator<Item = &'a String>) -> Self {
+        let known: BTreeSet<&String> = by_file.values().collect();
         Self {
+            lost: ids.filter(|id| !known.contains(id)).cloned().collect(),
             saved: by_file.clone(),
             by_file,
         }
+    }
+
+    /// Returns true if containers of the companion with this id may have files that nobody knows.
+    pub fn are_unknown(&self, id: &str) -> bool {
+        self.lost.contains(id) || self.of(id).next().is_none()
     }
 
     /// Returns the id of the companion of each file.
@@ -40,9 +52,10 @@ impl FileClaims {
         }
     }
 
-    /// Gives a companion those of its files that no other has.
+    /// Gives a companion those of its files that no other has. One with too many files gets no further ones until it loses some.
     pub fn claim(&mut self, device: &CompanionDevice) {
-        for file in device.host_paths() {
+        let room = MAX_CLAIMS.saturating_sub(self.of(&device.id).count());
+        for file in device.host_paths().take(room) {
             self.by_file.entry(file.clone()).or_insert_with(|| device.id.clone());
         }
     }
@@ -65,10 +78,16 @@ impl FileClaims {
     /// Takes the files that `keeps` does not name from a companion.
     pub fn release(&mut self, id: &str, keeps: &BTreeSet<&String>) {
         self.by_file.retain(|file, owner| owner != id || keeps.contains(file));
+        self.lost.remove(id);
     }
 
-    /// Returns the ids of all companions with files.
+    /// Returns true if the claims of a companion other than this are lost.
+    pub fn has_lost_beside(&self, id: &str) -> bool {
+        self.lost.iter().any(|lost| lost != id)
+    }
+
+    /// Returns the ids of all companions with files, also unknown ones.
     pub fn owners(&self) -> BTreeSet<String> {
-        self.by_file.values().cloned().collect()
+        self.by_file.values().chain(&self.lost).cloned().collect()
     }
 }

@@ -10,7 +10,10 @@ use crate::{
 };
 use gpunode_config::{AgentConfig, CompanionConfig, CompanionGroup};
 use gpunode_crds::MAX_DEVICES;
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    mem,
+};
 
 /// Most files of one device.
 const MAX_DEVICE_FILES: usize = MAX_DEVICES;
@@ -152,10 +155,20 @@ fn bounded(
     for device in &mut devices {
         let count = device.files.len();
         if count > MAX_DEVICE_FILES {
-            device.files.truncate(MAX_DEVICE_FILES);
+            let mut covered: BTreeSet<usize> = BTreeSet::new();
+            // The first of each glob stays: a device without it would be a part of one.
+            let is_needed = |file: &CompanionFile| {
+                let before = covered.len();
+                covered.extend(&file.globs);
+                covered.len() > before
+            };
+            let (mut kept, others): (Vec<_>, Vec<_>) = mem::take(&mut device.files).into_iter().partition(is_needed);
+            kept.extend(others);
+            kept.truncate(MAX_DEVICE_FILES);
+            kept.sort();
+            device.files = kept;
             refused.push(format!(
-                "one device has {count} files, more than {MAX_DEVICE_FILES}, and those after {} are left out; name fewer in `paths`",
-                device.files.last().map(|file| file.path.as_str()).unwrap_or_default()
+                "one device has {count} files, of which {MAX_DEVICE_FILES} are handed out; name fewer in `paths`"
             ));
         }
     }

@@ -3,7 +3,7 @@
 use super::file::CompanionFile;
 use gpunode_config::CompanionInjection;
 use sha2::{Digest as _, Sha256};
-use std::fmt::Write as _;
+use std::{collections::BTreeSet, fmt::Write as _};
 
 /// Start of the ids of companions. UUIDs of GPUs begin with `GPU-`, those of MIG devices with `MIG-`.
 const PREFIX: &str = "path-";
@@ -47,6 +47,11 @@ impl CompanionDevice {
         let mut nodes = self.files.iter().filter_map(|file| file.numa_node);
         let first = nodes.next()?;
         nodes.all(|node| node == first).then_some(first)
+    }
+
+    /// Returns the globs that the files match, by index.
+    pub fn globs(&self) -> BTreeSet<usize> {
+        self.files.iter().flat_map(|file| &file.globs).copied().collect()
     }
 
     /// Returns the files on the host.

@@ -224,9 +224,17 @@ fn of_too_many_devices_those_that_containers_may_have_stay() {
     let together = desired("paths: ['/dev/x/*'], group: Together", &files, &[]);
     assert_eq!(together.devices[0].device.files.len(), 64);
     assert!(
-        problem(&together).contains("one device has 65 files, more than 64"),
+        problem(&together).contains("one device has 65 files, of which 64 are handed out"),
         "{}",
         problem(&together)
+    );
+    let mut last = files;
+    last[64].globs = [1].into();
+    let whole = desired("paths: ['/dev/x/0*', /dev/x/064], group: Together", &last, &[]);
+    assert_eq!(
+        whole.devices[0].device.globs(),
+        [0, 1].into(),
+        "no glob goes without a file"
     );
 }
 

@@ -221,9 +221,18 @@ fn companions_of_a_node_without_gpu_are_shown_and_their_free_shares_counted() {
         },
     }))
     .expect("a GpuNode");
-    insta::assert_snapshot!(shown(&node, Some(1)), @"");
-    let none = topology(&node, Some(2), Some("example.com/fpga")).expect("an answer");
-    let request = none.request.expect("a request");
+    insta::assert_snapshot!(shown(&node, Some(1)), @r"
+    node n has no GPU
+
+    RESOURCE           FILES                        NUMA AFFINITY   HELD BY
+    example.com/fpga   /dev/fpga0 and 1 more file   1               team/a
+    example.com/fpga   /dev/fpga1                   1               team/b
+
+    REQUEST 1 of example.com/fpga, least held; 1 free
+    companions have no links: each share comes from the device of which containers hold least
+    ");
+    let two = topology(&node, Some(2), Some("example.com/fpga")).expect("an answer");
+    let request = two.request.expect("a request");
     assert_eq!(
         (request.free, request.why.as_str()),
         (1, "1 is free, so a pod that requests 2 cannot start here")

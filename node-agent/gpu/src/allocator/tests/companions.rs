@@ -389,6 +389,8 @@ enum FileStep {
     Observe,
     /// The agent is killed.
     Restart,
+    /// The files of companions are lost.
+    RestartWithoutClaims,
 }
 
 fn any_file_step() -> impl Strategy<Value = FileStep> {
@@ -399,6 +401,7 @@ fn any_file_step() -> impl Strategy<Value = FileStep> {
         3 => (0_usize..4).prop_map(FileStep::End),
         5 => Just(FileStep::Observe),
         1 => Just(FileStep::Restart),
+        1 => Just(FileStep::RestartWithoutClaims),
     ]
 }
 
@@ -448,8 +451,10 @@ proptest! {
                     test.observe(&holders);
                     save(&mut test.allocator);
                 }
-                FileStep::Restart => {
-                    let saved = (test.allocator.assigned().clone(), test.allocator.claimed_files().clone());
+                FileStep::Restart | FileStep::RestartWithoutClaims => {
+                    let claims = test.allocator.claimed_files().clone();
+                    let is_lost = matches!(step, FileStep::RestartWithoutClaims);
+                    let saved = (test.allocator.assigned().clone(), if is_lost { BTreeMap::new() } else { claims });
                     test.allocator = Allocator::restore(saved.0, saved.1);
                     test.now += Duration::from_secs(6);
                     set(&mut test.allocator, config, &there, test.now);
