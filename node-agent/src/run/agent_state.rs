@@ -390,6 +390,7 @@ impl<'a> AgentState<'a> {
             .context("read the assignments")?;
         // The files that an agent finds before it knows the claims are those of the configuration alone.
         self.companions.clear();
+        self.in_force.are_files_awaited = true;
         let claimed_files = saved.claimed_files();
         self.claimed_files = claimed_files.keys().cloned().collect();
         manager

@@ -75,10 +75,11 @@ impl NodeCompanions {
         let wanted = WantedFiles::of(config, known);
         send_if_new(&self.wanted, wanted.clone());
         let globs = |found: &FoundFiles| found.wanted.globs == wanted.globs;
-        self.are_awaited = !found.is_some_and(|found| globs(found));
+        self.are_awaited = self.decided.is_none() || !found.is_some_and(|found| globs(found));
         let Some(found) = found.filter(|found| found.wanted == wanted) else {
             return;
         };
+        self.are_awaited = false;
         let is_decided = |(of, with): &(Arc<FoundFiles>, AgentConfig)| Arc::ptr_eq(of, found) && with == config;
         if self.decided.as_ref().is_some_and(is_decided) {
             return;
@@ -115,7 +116,7 @@ impl NodeCompanions {
 
     /// Forgets what was passed to the device manager.
     pub fn clear(&mut self) {
-        (self.decided, self.passed) = (None, None);
+        (self.decided, self.passed, self.are_awaited) = (None, None, true);
     }
 }
 

@@ -162,10 +162,11 @@ async fn a_folder_that_comes_later_is_noticed_and_an_empty_list_registers() -> R
     let lab = CompanionLab::start(node_of(&[])?, COLAS)?;
     lab.agent.await_ready().await?;
     let endpoint = lab.kubelet.endpoint(COLA);
-    ensure!(
-        endpoint.registrations == 1 && endpoint.lists == 1 && endpoint.devices.is_empty(),
-        "{endpoint:?}"
-    );
+    ensure!(endpoint.registrations == 1, "{endpoint:?}");
+    // The kubelet asks for the list after it has accepted the registration.
+    lab.kubelet.has(COLA, |it| it.lists == 1).await?;
+    let endpoint = lab.kubelet.endpoint(COLA);
+    ensure!(endpoint.devices.is_empty(), "{endpoint:?}");
     let begun = Instant::now();
     lab.write("/etc/colas/late")?;
     lab.has(COLA, 1).await?;
