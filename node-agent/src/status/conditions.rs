@@ -34,10 +34,10 @@ pub fn not_registered(snapshot: &DeviceSnapshot, plugin: PluginStatus<'_>) -> Op
     (!missing.is_empty()).then(|| format!("the kubelet has not accepted {} yet", missing.join(", ")))
 }
 
-/// Returns the reason why holders are unknown, if there is a device to advertise.
+/// Returns the reason why holders are unknown, if there is a device to advertise, or a companion, whose list may be empty.
 pub fn holders_unknown<'a>(snapshot: &'a DeviceSnapshot, plugin: PluginStatus<'_>) -> Option<&'a str> {
     let in_force = plugin.in_force;
-    let is_wanted = !in_force.desired.devices.is_empty() || !in_force.companions.devices.is_empty();
+    let is_wanted = !in_force.desired.devices.is_empty() || !in_force.companions.order.is_empty();
     let matters = is_wanted || !snapshot.assignments.is_empty();
     snapshot.holders_unknown.as_deref().filter(|_| matters)
 }

@@ -161,12 +161,16 @@ async fn a_file_that_comes_or_goes_changes_the_list_within_a_second() -> Result<
 async fn a_folder_that_comes_later_is_noticed_and_an_empty_list_registers() -> Result<()> {
     let lab = CompanionLab::start(node_of(&[])?, COLAS)?;
     lab.agent.await_ready().await?;
-    let endpoint = lab.kubelet.endpoint(COLA);
-    ensure!(endpoint.registrations == 1, "{endpoint:?}");
     // The kubelet asks for the list after it has accepted the registration.
-    lab.kubelet.has(COLA, |it| it.lists == 1).await?;
+    let registered = lab.kubelet.endpoint(COLA);
+    ensure!(registered.registrations == 1, "{registered:?}");
+    let has_list = || (lab.kubelet.endpoint(COLA).lists > 0).then_some(());
+    until("the kubelet has a list", has_list).await?;
     let endpoint = lab.kubelet.endpoint(COLA);
-    ensure!(endpoint.devices.is_empty(), "{endpoint:?}");
+    ensure!(
+        endpoint.registrations == 1 && endpoint.lists == 1 && endpoint.devices.is_empty(),
+        "{endpoint:?}"
+    );
     let begun = Instant::now();
     lab.write("/etc/colas/late")?;
     lab.has(COLA, 1).await?;
