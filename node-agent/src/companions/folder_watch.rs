@@ -7,7 +7,7 @@ use rustix::{
     io::Errno,
 };
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeSet,
     io,
     mem::MaybeUninit,
     path::PathBuf,
@@ -34,8 +34,8 @@ const STACK: usize = 64 * 1024;
 pub struct FolderWatch {
     inotify: Arc<OwnedFd>,
     changes: Arc<Notify>,
-    /// Folders by the number of their watch.
-    watched: Mutex<BTreeMap<i32, PathBuf>>,
+    /// Numbers of the watches.
+    watched: Mutex<BTreeSet<i32>>,
 }
 
 impl FolderWatch {
@@ -58,17 +58,17 @@ impl FolderWatch {
     /// Watches these folders and no others. Returns true if one was not watched before, so that a change of it may have been
     /// missed. A folder that is gone is none. Blocks.
     pub fn set(&self, folders: &BTreeSet<PathBuf>) -> io::Result<bool> {
-        let mut watched = BTreeMap::new();
+        let mut watched = BTreeSet::new();
         for folder in folders {
             match inotify::add_watch(&*self.inotify, folder, CHANGES) {
-                Ok(number) => _ = watched.insert(number, folder.clone()),
+                Ok(number) => _ = watched.insert(number),
                 Err(Errno::NOENT | Errno::NOTDIR) => {}
                 Err(error) => return Err(error.into()),
             }
         }
         let mut before = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_new = watched.keys().any(|number| !before.contains_key(number));
-        for number in before.keys().filter(|number| !watched.contains_key(number)) {
+        let is_new = !watched.is_subset(&before);
+        for number in before.difference(&watched) {
             // The watch of a folder that is gone has ended by itself.
             _ = inotify::remove_watch(&*self.inotify, *number);
         }

@@ -49,7 +49,7 @@ use gpunode_gpu::{
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use std::{
-    collections::{BTreeMap, BTreeSet, HashSet},
+    collections::{BTreeMap, HashSet},
     io,
     sync::Arc,
     time::{Duration, Instant},
@@ -78,8 +78,6 @@ pub struct AgentState<'a> {
     layouts: NodeLayouts,
     /// Companions of the node.
     companions: NodeCompanions,
-    /// Files that containers of companions may have.
-    claimed_files: BTreeSet<String>,
     /// Start of each GPU's change of MIG.
     changing_since: BTreeMap<String, Instant>,
     /// `since` of the last change of the node that this agent finished.
@@ -119,7 +117,6 @@ impl<'a> AgentState<'a> {
             assignments: None,
             layouts: NodeLayouts::default(),
             companions,
-            claimed_files: BTreeSet::new(),
             changing_since: BTreeMap::new(),
             finished_change: None,
             passed_devices: None,
@@ -220,8 +217,7 @@ impl<'a> AgentState<'a> {
             let none = AgentConfig::default();
             let accepted = self.in_force.accepted.as_ref();
             let config = accepted.map_or(&none, |accepted| &accepted.config);
-            self.companions
-                .decide(config, self.claimed_files.clone(), found, &self.snapshot);
+            self.companions.decide(config, found, &self.snapshot);
         }
         self.in_force.companions = self.companions.desired();
         self.in_force.are_files_awaited = self.companions.are_awaited();
@@ -392,7 +388,7 @@ impl<'a> AgentState<'a> {
         self.companions.clear();
         self.in_force.are_files_awaited = true;
         let claimed_files = saved.claimed_files();
-        self.claimed_files = claimed_files.keys().cloned().collect();
+        self.snapshot.claimed_files.clone_from(&claimed_files);
         manager
             .open(DeviceState::restore(saved.assignments(), claimed_files))
             .await;
@@ -481,7 +477,7 @@ impl<'a> AgentState<'a> {
             return;
         }
         let (mut snapshot, changes) = manager.snapshot();
-        self.claimed_files = snapshot.claimed_files.keys().cloned().collect();
+        self.snapshot.claimed_files.clone_from(&snapshot.claimed_files);
         // A fault waits neither for the file nor for the disk.
         let early = with_lost_health(self.snapshot.advertised.clone(), &snapshot.advertised);
         plugins.put(early.clone());
@@ -493,8 +489,7 @@ impl<'a> AgentState<'a> {
         }
         if let Some(gpus) = gpus_before {
             // Companions wait neither for the driver nor for the file.
-            let companions = snapshot.advertised.iter().filter(|list| list.resource.is_companion);
-            let lists = gpus.into_iter().chain(companions.cloned()).collect();
+            let lists = joined_lists(gpus, &snapshot.advertised);
             snapshot = DeviceSnapshot {
                 // What the next file lacks is not known yet.
                 not_injectable: std::mem::take(&mut self.snapshot.not_injectable),
@@ -531,11 +526,7 @@ impl<'a> AgentState<'a> {
                 }
                 let lists = if assignments.has_gpus(&snapshot.assignments) {
                     // Files that cannot be saved are no reason to hold GPUs back, which need nothing of the disk.
-                    let of = |lists: &[AdvertisedList], is_companion: bool| {
-                        let lists = lists.iter().filter(|list| list.resource.is_companion == is_companion);
-                        lists.cloned().collect::<Vec<_>>()
-                    };
-                    let lists = [of(&snapshot.advertised, false), of(&early, true)].concat();
+                    let lists = joined_lists(&snapshot.advertised, &early);
                     plugins.put(lists.clone());
                     lists
                 } else {
@@ -546,17 +537,17 @@ impl<'a> AgentState<'a> {
         }
     }
 
-    /// Returns the lists of GPUs and MIG devices that the kubelet gets until the new ones may be published; none if they may.
-    fn gpus_before_publication(
+    /// Returns the lists of which the kubelet gets those of GPUs and MIG devices until the new ones may be published; none if they may.
+    fn gpus_before_publication<'b>(
         &self,
         snapshot: &DeviceSnapshot,
-        early: &[AdvertisedList],
+        early: &'b [AdvertisedList],
         hardware: Option<&Arc<Hardware>>,
         runtime: Option<&RuntimeStatus>,
-    ) -> Option<Vec<AdvertisedList>> {
+    ) -> Option<&'b [AdvertisedList]> {
         if self.passed_devices.is_none() && self.awaits_layouts() {
             // A kubelet that starts with a list would start pods on instances that are not there.
-            return Some(Vec::new());
+            return Some(&[]);
         }
         let demand = self.cdi_demand(snapshot, runtime);
         send_if_new(&self.cdi_demand, demand.clone());
@@ -565,11 +556,8 @@ impl<'a> AgentState<'a> {
         }
         let devices = snapshot.assignments.keys().filter(|id| !is_companion(id));
         let cdi_state = self.cdi_state.borrow();
-        if cdi_state.knows(hardware.cloned(), demand.as_ref(), devices) {
-            return None;
-        }
-        let gpus = early.iter().filter(|list| !list.resource.is_companion);
-        Some(gpus.cloned().collect())
+        let is_known = cdi_state.knows(hardware.cloned(), demand.as_ref(), devices);
+        (!is_known).then_some(early)
     }
 
     /// Logs a new reason for devices that are not advertised.
@@ -684,6 +672,13 @@ fn with_lost_health(mut lists: Vec<AdvertisedList>, now: &[AdvertisedList]) -> V
         }
     }
     lists
+}
+
+/// Returns the lists of GPUs and MIG devices in `gpus`, and those of companions in `companions`.
+fn joined_lists(gpus: &[AdvertisedList], companions: &[AdvertisedList]) -> Vec<AdvertisedList> {
+    let gpus = gpus.iter().filter(|list| !list.resource.is_companion);
+    let companions = companions.iter().filter(|list| list.resource.is_companion);
+    gpus.chain(companions).cloned().collect()
 }
 
 /// Returns the number of held shares of each advertised resource, also 0, and of those that are no longer advertised.

@@ -64,15 +64,9 @@ impl NodeCompanions {
         self.are_awaited
     }
 
-    /// Decides on the devices of a configuration, and publishes the files to look for. `known` are the files that containers may have.
-    pub fn decide(
-        &mut self,
-        config: &AgentConfig,
-        known: BTreeSet<String>,
-        found: Option<&Arc<FoundFiles>>,
-        snapshot: &DeviceSnapshot,
-    ) {
-        let wanted = WantedFiles::of(config, known);
+    /// Decides on the devices of a configuration, and publishes the files to look for: also those that containers may have.
+    pub fn decide(&mut self, config: &AgentConfig, found: Option<&Arc<FoundFiles>>, snapshot: &DeviceSnapshot) {
+        let wanted = WantedFiles::of(config, snapshot.claimed_files.keys().cloned().collect());
         send_if_new(&self.wanted, wanted.clone());
         let globs = |found: &FoundFiles| found.wanted.globs == wanted.globs;
         self.are_awaited = self.decided.is_none() || !found.is_some_and(|found| globs(found));
@@ -211,10 +205,13 @@ mod tests {
         let wanted = watch::Sender::default();
         let mut companions = NodeCompanions::new(wanted.clone());
         let config = gpunode_config::load(CONFIG).unwrap();
-        let snapshot = DeviceSnapshot::default();
         let mut decide = |config: &AgentConfig, known: &[&str], found: Option<&Arc<FoundFiles>>| {
-            let known = known.iter().map(|path| (*path).to_owned()).collect();
-            companions.decide(config, known, found, &snapshot);
+            let claimed = known.iter().map(|path| ((*path).to_owned(), "path-1".to_owned()));
+            let snapshot = DeviceSnapshot {
+                claimed_files: claimed.collect(),
+                ..DeviceSnapshot::default()
+            };
+            companions.decide(config, found, &snapshot);
             (companions.are_awaited(), companions.desired().devices.len())
         };
         assert_eq!(decide(&config, &[], None), (true, 0));

@@ -54,6 +54,9 @@ impl FileClaims {
 
     /// Gives a companion those of its files that no other has. One with too many files gets no further ones until it loses some.
     pub fn claim(&mut self, device: &CompanionDevice) {
+        if device.host_paths().all(|file| self.by_file.contains_key(file)) {
+            return;
+        }
         let room = MAX_CLAIMS.saturating_sub(self.of(&device.id).count());
         for file in device.host_paths().take(room) {
             self.by_file.entry(file.clone()).or_insert_with(|| device.id.clone());

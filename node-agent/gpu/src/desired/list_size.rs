@@ -17,12 +17,16 @@ const COMPANION_ID: usize = 5 + 16;
 
 /// Returns true if a list of the kubelet has room for the shares of one device.
 pub fn fits_list(sharing: &DeviceSharing) -> bool {
-    (sharing.shares() as usize).saturating_mul(SHARE_OVERHEAD) <= MAX_LIST_BYTES
+    fits_bytes(bytes_of(sharing, 0))
 }
 
 /// Returns the bytes of a device's shares in a list of the kubelet, at most.
 pub fn list_bytes(uuid: &str, sharing: &DeviceSharing) -> usize {
-    (sharing.shares() as usize).saturating_mul(uuid.len() + SHARE_OVERHEAD)
+    bytes_of(sharing, uuid.len())
+}
+
+fn bytes_of(sharing: &DeviceSharing, id: usize) -> usize {
+    (sharing.shares() as usize).saturating_mul(id + SHARE_OVERHEAD)
 }
 
 /// Returns true if a list of the kubelet has room for this many bytes.
@@ -32,8 +36,7 @@ pub fn fits_bytes(bytes: usize) -> bool {
 
 /// Returns the number of devices with ids like those of companions for whose shares a list of the kubelet has room.
 pub fn most_devices(sharing: DeviceSharing) -> usize {
-    let bytes = (sharing.shares() as usize).saturating_mul(COMPANION_ID + SHARE_OVERHEAD);
-    MAX_LIST_BYTES / bytes.max(1)
+    MAX_LIST_BYTES / bytes_of(&sharing, COMPANION_ID).max(1)
 }
 
 /// Fails if the list of a resource is larger than the kubelet receives.
@@ -46,7 +49,7 @@ pub fn check_list_sizes(devices: &[DesiredDevice]) -> Result<(), DesiredDevicesE
         list.0 = list.0.saturating_add(shares);
         list.1 = list.1.saturating_add(list_bytes(&device.uuid, &assignment.sharing));
     }
-    match lists.into_iter().find(|(_, (_, bytes, _))| *bytes > MAX_LIST_BYTES) {
+    match lists.into_iter().find(|(_, (_, bytes, _))| !fits_bytes(*bytes)) {
         None => Ok(()),
         Some((resource, (shares, bytes, sharing))) => {
             let by_memory = matches!(sharing, DeviceSharing::Memory { .. });
