@@ -23,7 +23,7 @@ pub fn not_registered(snapshot: &DeviceSnapshot, plugin: PluginStatus<'_>) -> Op
         return Some("the MIG instances of the GPUs, or the records of them, have not been read yet".to_owned());
     }
     if plugin.in_force.are_files_awaited {
-        return Some("the files of the companions have not been looked for yet".to_owned());
+        return Some("the files of the companions have not been found yet; if this stays, the log names the folder or the file system".to_owned());
     }
     let published = snapshot.advertised.iter().map(|list| list.resource.name.as_str());
     let names = published.chain(snapshot.unpublished.iter().map(String::as_str));

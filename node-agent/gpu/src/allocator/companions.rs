@@ -29,6 +29,13 @@ pub enum CompanionObstacle {
         /// Pods that hold the other companion, as `NAMESPACE/NAME`.
         pods: BTreeSet<String>,
     },
+    /// It has a file no longer that another companion gets once no container holds this one.
+    FileLeaves {
+        /// The file, by path on the host.
+        file: String,
+        /// Pods that hold the companion, as `NAMESPACE/NAME`.
+        pods: BTreeSet<String>,
+    },
     /// Pods hold devices of its resource by ids of another plugin, which may be any file.
     EarlierPlugin {
         /// The pods, as `NAMESPACE/NAME`; none if only the kubelet's checkpoint tells of them.
@@ -52,6 +59,12 @@ impl fmt::Display for CompanionObstacle {
                     f,
                     "{file} is a part of another device, held by {}",
                     named(pods, MAX_PODS)
+                )
+            }
+            Self::FileLeaves { file, .. } => {
+                write!(
+                    f,
+                    "{file} becomes a part of another device once no container holds this"
                 )
             }
             Self::EarlierPlugin { pods } if pods.is_empty() => f.write_str(
@@ -80,7 +93,10 @@ impl fmt::Display for CompanionObstacle {
 
 impl CompanionObstacle {
     fn into_pods(self) -> Vec<String> {
-        let (Self::FileElsewhere { pods, .. } | Self::EarlierPlugin { pods } | Self::UnknownFiles { pods }) = self;
+        let (Self::FileElsewhere { pods, .. }
+        | Self::FileLeaves { pods, .. }
+        | Self::EarlierPlugin { pods }
+        | Self::UnknownFiles { pods }) = self;
         pods.into_iter().collect()
     }
 }
@@ -107,13 +123,15 @@ pub fn set_desired(state: &mut AllocatorState, new: &DesiredCompanions, existing
     state.known.companions = true;
 }
 
-/// Gives each assigned companion those of its files that no other has.
+/// Gives each assigned companion those of its files that no other has, and notes the held ones whose files nobody knows.
 pub fn claim_files(state: &mut AllocatorState) {
     for (id, device) in &state.companions {
         if state.desired.contains_key(id) && state.assigned.contains_key(id) {
             state.files.claim(device);
         }
     }
+    let held = state.held.devices().filter(|id| is_companion(id));
+    state.unknown_companions = held.filter(|id| state.files.are_unknown(id)).cloned().collect();
 }
 
 /// Takes files from companions that no container holds, as the observation that began then proves: all but those that they have now.
@@ -141,19 +159,23 @@ pub fn companion_obstacle(state: &AllocatorState, id: &str) -> Option<CompanionO
     }
     let device = state.companions.get(id)?;
     if let Some((file, owner)) = state.files.lacked(device) {
-        let holds = |holding: &&ContainerShares| holding.ids.iter().any(|id| device_of(id) == owner);
-        let holding = state.held.observed().iter().filter(holds);
         return Some(CompanionObstacle::FileElsewhere {
             file: file.to_owned(),
-            pods: holding.map(pod_name).collect(),
+            pods: pods_with(state, |_, share| device_of(share) == owner),
         });
     }
-    let has_unknown_files = |_: &str, other: &str| {
-        let other = device_of(other);
-        is_companion(other) && other != id && state.files.are_unknown(other)
-    };
-    if state.files.has_lost_beside(id) || state.held.has(has_unknown_files) {
-        let pods = pods_with(state, has_unknown_files);
+    if let Some(file) = leaving_file(state, device) {
+        return Some(CompanionObstacle::FileLeaves {
+            file: file.to_owned(),
+            pods: pods_with(state, |_, share| device_of(share) == id),
+        });
+    }
+    if state.files.has_lost_beside(id) || state.unknown_companions.iter().any(|other| other != id) {
+        let is_unknown = |_: &str, share: &str| {
+            let other = device_of(share);
+            other != id && state.unknown_companions.contains(other)
+        };
+        let pods = pods_with(state, is_unknown);
         return Some(CompanionObstacle::UnknownFiles { pods });
     }
     let assignment = state.assigned.get(id)?;
@@ -165,11 +187,27 @@ pub fn companion_obstacle(state: &AllocatorState, id: &str) -> Option<CompanionO
     })
 }
 
+/// Returns a file that a companion has no longer and its containers may have, if another companion is to get it.
+fn leaving_file<'a>(state: &'a AllocatorState, device: &CompanionDevice) -> Option<&'a str> {
+    let mut left = state
+        .files
+        .of(&device.id)
+        .filter(|file| !device.host_paths().any(|of| of == file));
+    let is_wanted = |file: &&str| {
+        let mut others = state
+            .companions
+            .iter()
+            .filter(|(id, _)| **id != device.id && state.desired.contains_key(*id));
+        others.any(|(_, other)| other.host_paths().any(|of| of == file))
+    };
+    left.find(is_wanted)
+}
+
 /// Returns true if only the kubelet's checkpoint keeps a companion from containers.
 pub fn waits_for_checkpoint(state: &AllocatorState) -> bool {
     held_back_companions(state).any(|id| match companion_obstacle(state, id) {
         Some(CompanionObstacle::EarlierPlugin { pods } | CompanionObstacle::UnknownFiles { pods }) => pods.is_empty(),
-        Some(CompanionObstacle::FileElsewhere { .. }) | None => false,
+        Some(CompanionObstacle::FileElsewhere { .. } | CompanionObstacle::FileLeaves { .. }) | None => false,
     })
 }
 
@@ -186,8 +224,14 @@ pub fn has_room(state: &AllocatorState, id: &str, resource: &str, sharing: &Devi
         .assigned
         .iter()
         .filter(|(other, of)| *other != id && of.resource == resource);
-    let others = others.map(|(other, of)| list_bytes(other, &of.sharing));
-    fits_bytes(others.chain([list_bytes(id, sharing)]).sum())
+    let others = others.map(|(other, of)| listed_bytes(state, other, &of.sharing));
+    fits_bytes(others.chain([listed_bytes(state, id, sharing)]).sum())
+}
+
+/// Returns the bytes of a device's shares in the kubelet's list, with those that it has no longer and that may still be listed.
+fn listed_bytes(state: &AllocatorState, id: &str, sharing: &DeviceSharing) -> usize {
+    let former = state.resizes.former.get(id).map_or(0, |former| former.numbers.len());
+    list_bytes(id, former.saturating_add(sharing.shares() as usize))
 }
 
 fn pod_name(holding: &ContainerShares) -> String {

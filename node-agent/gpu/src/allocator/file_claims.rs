@@ -11,6 +11,8 @@ const MAX_CLAIMS: usize = 1024;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FileClaims {
     by_file: BTreeMap<String, String>,
+    /// The same by companion.
+    by_owner: BTreeMap<String, BTreeSet<String>>,
     /// The claims on disk: no container gets a file before its claim outlives the agent.
     saved: BTreeMap<String, String>,
     /// Companions that an earlier process assigned and whose claims are lost: their containers may have any file.
@@ -20,17 +22,21 @@ pub struct FileClaims {
 impl FileClaims {
     /// Returns the files that an earlier process saved, of the companions with these ids.
     pub fn restore<'a>(by_file: BTreeMap<String, String>, ids: impl Iterator<Item = &'a String>) -> Self {
-        let known: BTreeSet<&String> = by_file.values().collect();
+        let mut by_owner: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+        for (file, owner) in &by_file {
+            by_owner.entry(owner.clone()).or_default().insert(file.clone());
+        }
         Self {
-            lost: ids.filter(|id| !known.contains(id)).cloned().collect(),
+            lost: ids.filter(|id| !by_owner.contains_key(*id)).cloned().collect(),
             saved: by_file.clone(),
             by_file,
+            by_owner,
         }
     }
 
     /// Returns true if containers of the companion with this id may have files that nobody knows.
     pub fn are_unknown(&self, id: &str) -> bool {
-        self.lost.contains(id) || self.of(id).next().is_none()
+        self.lost.contains(id) || !self.by_owner.contains_key(id)
     }
 
     /// Returns the id of the companion of each file.
@@ -59,7 +65,10 @@ impl FileClaims {
         }
         let room = MAX_CLAIMS.saturating_sub(self.of(&device.id).count());
         for file in device.host_paths().take(room) {
-            self.by_file.entry(file.clone()).or_insert_with(|| device.id.clone());
+            if !self.by_file.contains_key(file) {
+                self.by_file.insert(file.clone(), device.id.clone());
+                self.by_owner.entry(device.id.clone()).or_default().insert(file.clone());
+            }
         }
     }
 
@@ -73,15 +82,20 @@ impl FileClaims {
     }
 
     /// Returns the files of the companion with this id.
-    pub fn of<'a>(&'a self, id: &'a str) -> impl Iterator<Item = &'a str> {
-        let files = self.by_file.iter().filter(move |(_, owner)| *owner == id);
-        files.map(|(file, _)| file.as_str())
+    pub fn of(&self, id: &str) -> impl Iterator<Item = &str> {
+        self.by_owner.get(id).into_iter().flatten().map(String::as_str)
     }
 
     /// Takes the files that `keeps` does not name from a companion.
     pub fn release(&mut self, id: &str, keeps: &BTreeSet<&String>) {
-        self.by_file.retain(|file, owner| owner != id || keeps.contains(file));
         self.lost.remove(id);
+        let Some(files) = self.by_owner.get_mut(id) else { return };
+        for file in files.extract_if(.., |file| !keeps.contains(file)) {
+            self.by_file.remove(&file);
+        }
+        if files.is_empty() {
+            self.by_owner.remove(id);
+        }
     }
 
     /// Returns true if the claims of a companion other than this are lost.
@@ -91,6 +105,6 @@ impl FileClaims {
 
     /// Returns the ids of all companions with files, also unknown ones.
     pub fn owners(&self) -> BTreeSet<String> {
-        self.by_file.values().chain(&self.lost).cloned().collect()
+        self.by_owner.keys().chain(&self.lost).cloned().collect()
     }
 }

@@ -73,6 +73,8 @@ pub struct AllocatorState {
     pub companions: BTreeMap<String, CompanionDevice>,
     /// Files that containers of companions have or may have.
     pub files: FileClaims,
+    /// Held companions of which nobody knows the files.
+    pub unknown_companions: BTreeSet<String>,
     /// UUIDs of the devices that the node has, and ids of the companions with a file.
     pub present: BTreeSet<String>,
     /// Shares that containers hold.

@@ -17,16 +17,16 @@ const COMPANION_ID: usize = 5 + 16;
 
 /// Returns true if a list of the kubelet has room for the shares of one device.
 pub fn fits_list(sharing: &DeviceSharing) -> bool {
-    fits_bytes(bytes_of(sharing, 0))
+    fits_bytes(bytes_of(sharing.shares() as usize, 0))
 }
 
-/// Returns the bytes of a device's shares in a list of the kubelet, at most.
-pub fn list_bytes(uuid: &str, sharing: &DeviceSharing) -> usize {
-    bytes_of(sharing, uuid.len())
+/// Returns the bytes of that many shares of a device in a list of the kubelet, at most.
+pub fn list_bytes(uuid: &str, shares: usize) -> usize {
+    bytes_of(shares, uuid.len())
 }
 
-fn bytes_of(sharing: &DeviceSharing, id: usize) -> usize {
-    (sharing.shares() as usize).saturating_mul(id + SHARE_OVERHEAD)
+fn bytes_of(shares: usize, id: usize) -> usize {
+    shares.saturating_mul(id + SHARE_OVERHEAD)
 }
 
 /// Returns true if a list of the kubelet has room for this many bytes.
@@ -36,7 +36,7 @@ pub fn fits_bytes(bytes: usize) -> bool {
 
 /// Returns the number of devices with ids like those of companions for whose shares a list of the kubelet has room.
 pub fn most_devices(sharing: DeviceSharing) -> usize {
-    MAX_LIST_BYTES / bytes_of(&sharing, COMPANION_ID).max(1)
+    MAX_LIST_BYTES / bytes_of(sharing.shares() as usize, COMPANION_ID).max(1)
 }
 
 /// Fails if the list of a resource is larger than the kubelet receives.
@@ -47,7 +47,7 @@ pub fn check_list_sizes(devices: &[DesiredDevice]) -> Result<(), DesiredDevicesE
         let shares = assignment.sharing.shares() as usize;
         let list = lists.entry(&assignment.resource).or_insert((0, 0, assignment.sharing));
         list.0 = list.0.saturating_add(shares);
-        list.1 = list.1.saturating_add(list_bytes(&device.uuid, &assignment.sharing));
+        list.1 = list.1.saturating_add(list_bytes(&device.uuid, shares));
     }
     match lists.into_iter().find(|(_, (_, bytes, _))| !fits_bytes(*bytes)) {
         None => Ok(()),
