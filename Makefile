@@ -83,6 +83,10 @@ cargo-machete:
 	@[ "$$(cargo machete --version 2>/dev/null)" = '$(CARGO_MACHETE_VERSION)' ] \
 	  || cargo install --locked --version $(CARGO_MACHETE_VERSION) cargo-machete
 
+.PHONY: function-order
+function-order: programs ## record which functions an agent executes, and write node-agent/function-order.txt
+	@tests/function-order/run.sh
+
 .PHONY: bench
 bench: kubernetes images ## measure the figures of docs/benchmarks.md, compare them with their targets, write them there
 	@tests/bench.sh

@@ -1,5 +1,7 @@
 //! Compiles the kubelet's APIs, device plugins and PodResources, and the CRI, and says how the agent is linked.
 
+use std::{env, fs, path::Path};
+
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     // protox does not tell cargo what to watch.
     println!("cargo::rerun-if-changed=proto");
@@ -11,10 +13,33 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     // Relocations are all read at the start and stay in memory: packed they take kilobytes instead of a megabyte. A program
     // with packed ones needs glibc 2.36, which the image has and a host may lack.
     println!("cargo::rerun-if-env-changed=GPUNODE_OLDER_GLIBC");
-    if std::env::var_os("GPUNODE_OLDER_GLIBC").is_none() {
+    if env::var_os("GPUNODE_OLDER_GLIBC").is_none() {
         println!("cargo::rustc-link-arg-bins=-Wl,-z,pack-relative-relocs");
     }
-    // Of functions with the same code, one is enough: Rust does not tell them apart by address.
-    println!("cargo::rustc-link-arg-bins=-Wl,--icf=all");
+    // Rust links with LLVM's linker on x86-64 alone (https://blog.rust-lang.org/2025/09/01/rust-lld-on-1.90.0-stable/).
+    if env::var("CARGO_CFG_TARGET_ARCH").is_ok_and(|arch| arch == "x86_64") {
+        // Of functions with the same code, one is enough: Rust does not tell them apart by address.
+        println!("cargo::rustc-link-arg-bins=-Wl,--icf=all");
+        println!("cargo::rerun-if-changed=function-order.txt");
+        // Other builds need no order, and take longer to link with it.
+        if env::var("PROFILE").is_ok_and(|profile| profile == "release") {
+            let script = Path::new(&env::var("OUT_DIR")?).join("function-order.ld");
+            fs::write(&script, order_script(&fs::read_to_string("function-order.txt")?))?;
+            println!("cargo::rustc-link-arg-bins=-Wl,-T,{}", script.display());
+        }
+    }
     Ok(())
+}
+
+/// Returns a linker script that puts the functions side by side that an agent executes, by patterns for their names. So fewer
+/// pages of the program are in memory (docs/adr/0020-function-order.md).
+fn order_script(patterns: &str) -> String {
+    // The program's start is of the C library, in sections without names.
+    let start = "*crt1.o(.text .text.*) *crti.o(.text .text.*) *crtbeginS.o(.text .text.*)";
+    // A function that is marked as cold has a section of another name.
+    let lines = patterns
+        .lines()
+        .map(|it| format!("*(.text.{it} .text.unlikely.{it})\n"));
+    let lines: String = lines.collect();
+    format!("SECTIONS {{ .text.recorded : {{\n{start}\n{lines}}} }} INSERT BEFORE .text;\n")
 }

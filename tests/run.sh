@@ -136,8 +136,9 @@ root() {
   stage "GitOps tools: components" program components --ignored
   stage "hooks as root: mounts" program gpunode-hook --ignored
   stage "hooks as root: the loader" program hook --ignored --skip measure
+  stage "records of functions as root" program recorder --ignored
   stage "changes of MIG as root" program gpunode-agent --ignored --skip measure --test-threads=4
-  stage "the agent's process as root" program node --ignored --skip measure --test-threads=4
+  stage "the agent's process as root" program node --ignored --skip measure --skip record_ --test-threads=4
 }
 others() {
   # With the features of the whole workspace, as everything is built: cargo compiles nothing again.

@@ -92,18 +92,19 @@ impl Agent {
     /// `run` on a node whose API server does not answer.
     pub fn run_without_api_server(node: &Node) -> Result<Self> {
         // Nobody listens at that port.
-        Self::run_of_cluster(node, "https://127.0.0.1:1")
+        Self::run_of_cluster(node, &node.kubeconfig("https://127.0.0.1:1", "")?)
     }
 
     /// `run` on a node that gets its configuration from an API server.
     pub fn run_beside(api_server: &ApiServer, node: &Node) -> Result<Self> {
-        Self::run_of_cluster(node, &api_server.url())
+        let kubeconfig = node.kubeconfig(&api_server.url(), api_server.certificate())?;
+        Self::run_of_cluster(node, &kubeconfig)
     }
 
-    fn run_of_cluster(node: &Node, api_server: &str) -> Result<Self> {
+    fn run_of_cluster(node: &Node, kubeconfig: &Path) -> Result<Self> {
         let mut command = Self::command(node, "run")?;
         command
-            .env("KUBECONFIG", node.kubeconfig(api_server)?)
+            .env("KUBECONFIG", kubeconfig)
             .args(["--node-name", crate::node::NAME]);
         command
             .arg("--device-plugin-dir")

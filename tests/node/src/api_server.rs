@@ -1,16 +1,22 @@
-//! An API server with the GpuNode of one node, as far as an agent needs one: list, watch, and changes of its status.
+//! An API server with the GpuNode of one node, as far as an agent needs one: list, watch, and changes of its status, over TLS.
 
 use crate::node::NAME;
 use anyhow::{Context as _, Result};
 use gpunode_config::{CONFIG_VERSION, ConfigDocument};
+use rcgen::{CertifiedKey, generate_simple_self_signed};
 use serde_json::{Value, json};
-use std::{io, net::SocketAddr, sync::Arc};
+use std::{
+    io,
+    net::{Ipv4Addr, SocketAddr},
+    sync::Arc,
+};
 use tokio::{
-    io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader},
-    net::{TcpListener, TcpStream},
+    io::{AsyncBufReadExt as _, AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, BufReader},
+    net::TcpListener,
     sync::watch,
     task::JoinHandle,
 };
+use tokio_rustls::{TlsAcceptor, rustls::ServerConfig};
 
 /// Path of the GpuNodes.
 const GPU_NODES: &str = "/apis/gpunode.dev/v1alpha1/gpunodes";
@@ -19,6 +25,7 @@ const GPU_NODES: &str = "/apis/gpunode.dev/v1alpha1/gpunodes";
 #[derive(Debug)]
 pub struct ApiServer {
     address: SocketAddr,
+    certificate: String,
     gpu_node: Arc<watch::Sender<Value>>,
     server: JoinHandle<()>,
 }
@@ -28,18 +35,27 @@ impl ApiServer {
     pub async fn start() -> Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").await.context("bind the API server")?;
         let address = listener.local_addr()?;
+        let names = [Ipv4Addr::LOCALHOST.to_string()];
+        let CertifiedKey { cert, signing_key } = generate_simple_self_signed(names).context("make a certificate")?;
+        let tls = ServerConfig::builder()
+            .with_no_client_auth()
+            .with_single_cert(vec![cert.der().clone()], signing_key.into())
+            .context("use the certificate")?;
+        let tls = TlsAcceptor::from(Arc::new(tls));
         let gpu_node = json!({"apiVersion": "gpunode.dev/v1alpha1", "kind": "GpuNode", "spec": {},
             "metadata": {"name": NAME, "uid": "6f1a5f1e-0d51-4f9a-8d1c-1f6a1d0c8a77", "resourceVersion": "1"}});
         let gpu_node = Arc::new(watch::Sender::new(gpu_node));
         let object = gpu_node.clone();
         let server = tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
+                let (tls, object) = (tls.clone(), object.clone());
                 // A connection that breaks is the agent's business.
-                tokio::spawn(serve(stream, object.clone()));
+                tokio::spawn(async move { serve(tls.accept(stream).await?, object).await });
             }
         });
         Ok(Self {
             address,
+            certificate: cert.pem(),
             gpu_node,
             server,
         })
@@ -47,7 +63,12 @@ impl ApiServer {
 
     /// Its address for a kubeconfig.
     pub fn url(&self) -> String {
-        format!("http://{}", self.address)
+        format!("https://{}", self.address)
+    }
+
+    /// Its certificate, which signs itself; PEM.
+    pub fn certificate(&self) -> &str {
+        &self.certificate
     }
 
     /// Sets fields of the GpuNode's specification.
@@ -141,7 +162,7 @@ struct Request {
 
 impl Request {
     /// Reads the next request; none at the end of the connection.
-    async fn read(stream: &mut BufReader<TcpStream>) -> io::Result<Option<Self>> {
+    async fn read(stream: &mut BufReader<impl AsyncRead + Unpin>) -> io::Result<Option<Self>> {
         let mut line = String::new();
         if stream.read_line(&mut line).await? == 0 {
             return Ok(None);
@@ -217,7 +238,7 @@ fn failure(code: u16, reason: &str) -> (u16, Value) {
     (code, status)
 }
 
-async fn serve(stream: TcpStream, gpu_node: Arc<watch::Sender<Value>>) -> io::Result<()> {
+async fn serve(stream: impl AsyncRead + AsyncWrite + Unpin, gpu_node: Arc<watch::Sender<Value>>) -> io::Result<()> {
     let mut stream = BufReader::new(stream);
     while let Some(request) = Request::read(&mut stream).await? {
         if request.method == "GET" && request.path == GPU_NODES && request.parameter("watch").is_some() {
@@ -236,7 +257,7 @@ async fn serve(stream: TcpStream, gpu_node: Arc<watch::Sender<Value>>) -> io::Re
 
 /// Sends the GpuNode whenever it has another version than the agent knows.
 async fn stream_changes(
-    mut stream: TcpStream,
+    mut stream: impl AsyncWrite + Unpin,
     request: &Request,
     mut object: watch::Receiver<Value>,
 ) -> io::Result<()> {

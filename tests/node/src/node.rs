@@ -2,6 +2,7 @@
 
 use crate::built::built;
 use anyhow::{Context as _, Result};
+use base64::{Engine as _, prelude::BASE64_STANDARD};
 use gpunode_scenario::{DriverState, Gpu, HOOK_PROGRAM, KernelFiles, Scenario, StateFile, Topology};
 use serde_json::{Value, json};
 use std::{
@@ -329,14 +330,15 @@ impl Node {
         Ok(fs::write(self.state_dir().join("config.json"), saved.to_string())?)
     }
 
-    /// Writes where the API server is.
-    pub fn kubeconfig(&self, server: &str) -> Result<PathBuf> {
+    /// Writes where the API server is, and the certificate (PEM) of its authority.
+    pub fn kubeconfig(&self, url: &str, certificate: &str) -> Result<PathBuf> {
         let path = self.path("kubeconfig");
+        let authority = BASE64_STANDARD.encode(certificate);
         let config = json!({
             "apiVersion": "v1",
             "kind": "Config",
             "current-context": NAME,
-            "clusters": [{"name": NAME, "cluster": {"server": server, "insecure-skip-tls-verify": true}}],
+            "clusters": [{"name": NAME, "cluster": {"server": url, "certificate-authority-data": authority}}],
             "users": [{"name": NAME, "user": {"token": NAME}}],
             "contexts": [{"name": NAME, "context": {"cluster": NAME, "user": NAME}}],
         });

@@ -10,6 +10,7 @@ mod drain;
 mod driver_places;
 mod faults;
 mod figures;
+mod function_order;
 mod handover;
 mod hardware;
 mod health;
