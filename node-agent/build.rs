@@ -2,6 +2,9 @@
 
 use std::{env, fs, path::Path};
 
+/// Patterns for the names of functions, one per line; written by `make function-order`.
+const ORDER: &str = "function-order.txt";
+
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     // protox does not tell cargo what to watch.
     println!("cargo::rerun-if-changed=proto");
@@ -16,16 +19,19 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     if env::var_os("GPUNODE_OLDER_GLIBC").is_none() {
         println!("cargo::rustc-link-arg-bins=-Wl,-z,pack-relative-relocs");
     }
-    // Rust links with LLVM's linker on x86-64 alone (https://blog.rust-lang.org/2025/09/01/rust-lld-on-1.90.0-stable/).
-    if env::var("CARGO_CFG_TARGET_ARCH").is_ok_and(|arch| arch == "x86_64") {
+    // Rust links with LLVM's linker for this target alone (https://blog.rust-lang.org/2025/09/01/rust-lld-on-1.90.0-stable/).
+    if env::var("TARGET").is_ok_and(|target| target == "x86_64-unknown-linux-gnu") {
         // Of functions with the same code, one is enough: Rust does not tell them apart by address.
         println!("cargo::rustc-link-arg-bins=-Wl,--icf=all");
-        println!("cargo::rerun-if-changed=function-order.txt");
+        println!("cargo::rerun-if-changed={ORDER}");
         // Other builds need no order, and take longer to link with it.
         if env::var("PROFILE").is_ok_and(|profile| profile == "release") {
             let script = Path::new(&env::var("OUT_DIR")?).join("function-order.ld");
-            fs::write(&script, order_script(&fs::read_to_string("function-order.txt")?))?;
-            println!("cargo::rustc-link-arg-bins=-Wl,-T,{}", script.display());
+            let patterns = fs::read_to_string(ORDER).map_err(|error| format!("read {ORDER}: {error}"))?;
+            fs::write(&script, order_script(&patterns)?)?;
+            // Two arguments: in one for `-Wl`, a comma in the path would end it.
+            println!("cargo::rustc-link-arg-bins=-T");
+            println!("cargo::rustc-link-arg-bins={}", script.display());
         }
     }
     Ok(())
@@ -33,7 +39,17 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
 /// Returns a linker script that puts the functions side by side that an agent executes, by patterns for their names. So fewer
 /// pages of the program are in memory (docs/adr/0020-function-order.md).
-fn order_script(patterns: &str) -> String {
+fn order_script(patterns: &str) -> Result<String, String> {
+    let is_name = |byte: u8| byte.is_ascii_alphanumeric() || b"_.$".contains(&byte);
+    for (index, line) in patterns.lines().enumerate() {
+        let name = line.strip_suffix('*').unwrap_or(line);
+        if name.is_empty() || !name.bytes().all(is_name) {
+            let number = index + 1;
+            return Err(format!(
+                "{ORDER}:{number}: {line:?} is no name of a function: run `make function-order`"
+            ));
+        }
+    }
     // The program's start is of the C library, in sections without names.
     let start = "*crt1.o(.text .text.*) *crti.o(.text .text.*) *crtbeginS.o(.text .text.*)";
     // A function that is marked as cold has a section of another name.
@@ -41,5 +57,7 @@ fn order_script(patterns: &str) -> String {
         .lines()
         .map(|it| format!("*(.text.{it} .text.unlikely.{it})\n"));
     let lines: String = lines.collect();
-    format!("SECTIONS {{ .text.recorded : {{\n{start}\n{lines}}} }} INSERT BEFORE .text;\n")
+    Ok(format!(
+        "SECTIONS {{ .text.recorded : {{\n{start}\n{lines}}} }} INSERT BEFORE .text;\n"
+    ))
 }

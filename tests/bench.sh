@@ -20,6 +20,8 @@ figure() { echo "figure: $1 | $2 | $3" | tee -a "$log"; }
 for image in agent operator; do
   figure "$image-image" "$(stat -c %s "target/images/gpunode-$image.tar" | awk '{printf "%.1f", $1 / 1e6}')" MB
 done
+# The programs of the images: those that cargo builds for a test alone have fewer features, and other names of functions.
+export GPUNODE_BUILT=$PWD/target/release
 one=(-- --ignored --nocapture --test-threads=1 measure)
 measure "choice of GPUs" --release -p gpunode-gpu "${one[@]}"
 measure "agent against a double of the kubelet" --release -p gpunode-node-tests --test node "${one[@]}"

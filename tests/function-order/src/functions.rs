@@ -32,7 +32,7 @@ pub fn read(program: &Path) -> Result<Vec<Function>> {
     let functions = functions.collect::<Result<Vec<_>>>()?;
     ensure!(
         !functions.is_empty(),
-        "{} has no functions: it is stripped; build it anew",
+        "{} has no names of functions: it is stripped, as the one in the image is; use that of target/release",
         program.display()
     );
     Ok(functions)

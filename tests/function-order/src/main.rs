@@ -10,7 +10,7 @@ mod functions;
 mod order;
 mod recorder;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use clap::{Parser, Subcommand};
 use std::{ffi::OsString, fs, path::PathBuf};
 
@@ -64,7 +64,9 @@ fn main() -> Result<()> {
                 Ok(record.lines().map(str::to_owned).collect())
             };
             let records = records.iter().map(read).collect::<Result<Vec<_>>>()?;
-            println!("{}", order::patterns(&functions, &records).join("\n"));
+            let patterns = order::patterns(&functions, &records);
+            ensure!(!patterns.is_empty(), "the records have no function of this program");
+            println!("{}", patterns.join("\n"));
             Ok(())
         }
     }

@@ -136,9 +136,8 @@ impl Breakpoints {
 
     /// Records the function at whose breakpoint a thread is, removes that, and lets the thread begin with the function.
     fn pass(&mut self, thread: Pid, mut log: &File) -> Result<()> {
-        let mut registers = ptrace::getregs(thread).context("read where the program is")?;
-        registers.rip -= 1;
-        let address = registers.rip - self.base;
+        let Some(at) = step_back(thread)? else { return Ok(()) };
+        let address = at - self.base;
         let Some((names, replaced)) = self.functions.get_mut(&address) else {
             bail!("the program stopped at {address:#x}, where no function begins");
         };
@@ -150,8 +149,28 @@ impl Breakpoints {
             log.write_all(format!("{}\n", names.join("\n")).as_bytes())
                 .context("write the record")?;
         }
-        ptrace::setregs(thread, registers).context("go back to the start of the function")
+        Ok(())
     }
+}
+
+/// Lets a thread go back to the breakpoint that it has passed, and returns where that is; none for a thread that was killed.
+#[cfg(target_arch = "x86_64")]
+fn step_back(thread: Pid) -> Result<Option<u64>> {
+    let back = ptrace::getregs(thread).and_then(|mut registers| {
+        registers.rip -= 1;
+        ptrace::setregs(thread, registers)?;
+        Ok(registers.rip)
+    });
+    match back {
+        Ok(address) => Ok(Some(address)),
+        Err(Errno::ESRCH) => Ok(None),
+        Err(error) => Err(error).context("go back to the start of a function"),
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn step_back(_: Pid) -> Result<Option<u64>> {
+    bail!("functions are recorded on x86-64 only")
 }
 
 /// Returns where a program is in the memory of a process.

@@ -251,6 +251,7 @@ async fn serve(stream: impl AsyncRead + AsyncWrite + Unpin, gpu_node: Arc<watch:
             body.len()
         );
         stream.write_all((head + &body).as_bytes()).await?;
+        stream.flush().await?;
     }
     Ok(())
 }
@@ -263,6 +264,7 @@ async fn stream_changes(
 ) -> io::Result<()> {
     let head = "HTTP/1.1 200 -\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n";
     stream.write_all(head.as_bytes()).await?;
+    stream.flush().await?;
     let known = request.parameter("resourceVersion");
     let mut known: u64 = known.and_then(|known| known.parse().ok()).unwrap_or_default();
     loop {
@@ -273,6 +275,7 @@ async fn stream_changes(
             stream
                 .write_all(format!("{:x}\r\n{line}\r\n", line.len()).as_bytes())
                 .await?;
+            stream.flush().await?;
         }
         if object.changed().await.is_err() {
             return Ok(());

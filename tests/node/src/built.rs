@@ -55,31 +55,18 @@ fn build() -> Result<Built> {
     for (name, _) in env::vars_os().filter(|(name, _)| about_tests(&name.to_string_lossy())) {
         cargo.env_remove(name);
     }
-    if folder.ends_with("release") {
-        // What is measured has the features of the image and no others.
-        cargo.args([
-            "--release",
-            "-p",
-            "gpunode-agent",
-            "-p",
-            "gpunode-hook",
-            "-p",
-            "gpunode-fake-nvml",
-        ]);
-    } else {
-        // Of the whole workspace and with a test, so that dependencies have the features that `cargo test --workspace` has
-        // compiled them with.
-        cargo.args([
-            "--workspace",
-            "--lib",
-            "--bin",
-            "gpunode-agent",
-            "--bin",
-            "gpunode-hook",
-            "--test",
-            "node",
-        ]);
-    }
+    // Of the whole workspace and with a test, so that dependencies have the features that `cargo test --workspace` has
+    // compiled them with.
+    cargo.args([
+        "--workspace",
+        "--lib",
+        "--bin",
+        "gpunode-agent",
+        "--bin",
+        "gpunode-hook",
+        "--test",
+        "node",
+    ]);
     cargo.args(["--locked", "--message-format=json-render-diagnostics"]);
     let output = cargo.stderr(Stdio::inherit()).output().context("run cargo build")?;
     ensure!(

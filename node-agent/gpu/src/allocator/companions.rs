@@ -29,13 +29,6 @@ pub enum CompanionObstacle {
         /// Pods that hold the other companion, as `NAMESPACE/NAME`.
         pods: BTreeSet<String>,
     },
-    /// It has a file no longer that another companion gets once no container holds this one.
-    FileLeaves {
-        /// The file, by path on the host.
-        file: String,
-        /// Pods that hold the companion, as `NAMESPACE/NAME`.
-        pods: BTreeSet<String>,
-    },
     /// Pods hold devices of its resource by ids of another plugin, which may be any file.
     EarlierPlugin {
         /// The pods, as `NAMESPACE/NAME`; none if only the kubelet's checkpoint tells of them.
@@ -59,12 +52,6 @@ impl fmt::Display for CompanionObstacle {
                     f,
                     "{file} is a part of another device, held by {}",
                     named(pods, MAX_PODS)
-                )
-            }
-            Self::FileLeaves { file, .. } => {
-                write!(
-                    f,
-                    "{file} becomes a part of another device once no container holds this"
                 )
             }
             Self::EarlierPlugin { pods } if pods.is_empty() => f.write_str(
@@ -93,10 +80,7 @@ impl fmt::Display for CompanionObstacle {
 
 impl CompanionObstacle {
     fn into_pods(self) -> Vec<String> {
-        let (Self::FileElsewhere { pods, .. }
-        | Self::FileLeaves { pods, .. }
-        | Self::EarlierPlugin { pods }
-        | Self::UnknownFiles { pods }) = self;
+        let (Self::FileElsewhere { pods, .. } | Self::EarlierPlugin { pods } | Self::UnknownFiles { pods }) = self;
         pods.into_iter().collect()
     }
 }
@@ -164,12 +148,6 @@ pub fn companion_obstacle(state: &AllocatorState, id: &str) -> Option<CompanionO
             pods: pods_with(state, |_, share| device_of(share) == owner),
         });
     }
-    if let Some(file) = leaving_file(state, device) {
-        return Some(CompanionObstacle::FileLeaves {
-            file: file.to_owned(),
-            pods: pods_with(state, |_, share| device_of(share) == id),
-        });
-    }
     if state.files.has_lost_beside(id) || state.unknown_companions.iter().any(|other| other != id) {
         let is_unknown = |_: &str, share: &str| {
             let other = device_of(share);
@@ -187,27 +165,11 @@ pub fn companion_obstacle(state: &AllocatorState, id: &str) -> Option<CompanionO
     })
 }
 
-/// Returns a file that a companion has no longer and its containers may have, if another companion is to get it.
-fn leaving_file<'a>(state: &'a AllocatorState, device: &CompanionDevice) -> Option<&'a str> {
-    let mut left = state
-        .files
-        .of(&device.id)
-        .filter(|file| !device.host_paths().any(|of| of == file));
-    let is_wanted = |file: &&str| {
-        let mut others = state
-            .companions
-            .iter()
-            .filter(|(id, _)| **id != device.id && state.desired.contains_key(*id));
-        others.any(|(_, other)| other.host_paths().any(|of| of == file))
-    };
-    left.find(is_wanted)
-}
-
 /// Returns true if only the kubelet's checkpoint keeps a companion from containers.
 pub fn waits_for_checkpoint(state: &AllocatorState) -> bool {
     held_back_companions(state).any(|id| match companion_obstacle(state, id) {
         Some(CompanionObstacle::EarlierPlugin { pods } | CompanionObstacle::UnknownFiles { pods }) => pods.is_empty(),
-        Some(CompanionObstacle::FileElsewhere { .. } | CompanionObstacle::FileLeaves { .. }) | None => false,
+        Some(CompanionObstacle::FileElsewhere { .. }) | None => false,
     })
 }
 
@@ -228,10 +190,11 @@ pub fn has_room(state: &AllocatorState, id: &str, resource: &str, sharing: &Devi
     fits_bytes(others.chain([listed_bytes(state, id, sharing)]).sum())
 }
 
-/// Returns the bytes of a device's shares in the kubelet's list, with those that it has no longer and that may still be listed.
+/// Returns the bytes of a device's shares in the kubelet's list, with those beyond their number that may still be listed.
 fn listed_bytes(state: &AllocatorState, id: &str, sharing: &DeviceSharing) -> usize {
-    let former = state.resizes.former.get(id).map_or(0, |former| former.numbers.len());
-    list_bytes(id, former.saturating_add(sharing.shares() as usize))
+    let former = state.resizes.former.get(id).into_iter().flat_map(|of| &of.numbers);
+    let beyond = former.filter(|number| **number >= sharing.shares()).count();
+    list_bytes(id, beyond.saturating_add(sharing.shares() as usize))
 }
 
 fn pod_name(holding: &ContainerShares) -> String {

@@ -1,7 +1,7 @@
 //! Companions: devices that are files of the node, beside GPUs and without any.
 
 use anyhow::{Context as _, Result, ensure};
-use gpunode_node_tests::{Agent, FakeKubelet, Node, node_of, until};
+use gpunode_node_tests::{Agent, FakeKubelet, Node, Stopwatch, node_of, until};
 use rustix::{
     fs::{CWD, FileType, Mode, makedev, mknodat},
     process::Signal,
@@ -11,7 +11,7 @@ use std::{
     fs,
     os::unix::fs::symlink,
     path::{Path, PathBuf},
-    time::{Duration, Instant},
+    time::Duration,
 };
 use tokio::time::sleep;
 use tonic::Code;
@@ -138,11 +138,11 @@ async fn a_file_that_comes_or_goes_changes_the_list_within_a_second() -> Result<
     let first = lab.kubelet.admit("one", "main", COLA, 1).await?.ids.remove(0);
     for round in 0..5 {
         let name = format!("/etc/colas/{round}");
-        let begun = Instant::now();
+        let begun = Stopwatch::start();
         lab.write(&name)?;
         lab.has(COLA, 2).await?;
         ensure!(begun.elapsed() < SOON, "{:?} to a new file", begun.elapsed());
-        let begun = Instant::now();
+        let begun = Stopwatch::start();
         lab.remove(&name)?;
         lab.has(COLA, 1).await?;
         ensure!(begun.elapsed() < SOON, "{:?} to a file that went", begun.elapsed());
@@ -171,7 +171,7 @@ async fn a_folder_that_comes_later_is_noticed_and_an_empty_list_registers() -> R
         endpoint.registrations == 1 && endpoint.lists == 1 && endpoint.devices.is_empty(),
         "{endpoint:?}"
     );
-    let begun = Instant::now();
+    let begun = Stopwatch::start();
     lab.write("/etc/colas/late")?;
     lab.has(COLA, 1).await?;
     ensure!(begun.elapsed() < SOON, "{:?}", begun.elapsed());

@@ -6,7 +6,7 @@ use gpunode_node_tests::{Agent, ApiServer, FakeKubelet, Lab, Node, node_of};
 use std::{fs, time::Duration};
 use tokio::time::sleep;
 
-/// Everything that is repeated has been done twice by then.
+/// Most of what is repeated has been done by then.
 const IDLE: Duration = Duration::from_secs(70);
 
 /// A start, a pod that comes and goes, probes and metrics, and a while without work.

@@ -27,7 +27,7 @@ pub const CHANGES: [&str; 4] = [
 /// Calls of the driver for another mode.
 const MODE_CHANGES: [&str; 2] = ["nvmlDeviceSetPersistenceMode", "nvmlDeviceSetMigMode"];
 /// Time of each of these calls, in milliseconds: a kill falls into it.
-const CALL_MS: u64 = 200;
+const CALL_MS: u64 = 400;
 /// Time in which an agent gets to a save that it is kept from.
 const SOON: Duration = Duration::from_millis(300);
 /// More kills than any change has steps.
