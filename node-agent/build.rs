@@ -23,9 +23,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     if env::var("TARGET").is_ok_and(|target| target == "x86_64-unknown-linux-gnu") {
         // Of functions with the same code, one is enough: Rust does not tell them apart by address.
         println!("cargo::rustc-link-arg-bins=-Wl,--icf=all");
-        println!("cargo::rerun-if-changed={ORDER}");
         // Other builds need no order, and take longer to link with it.
         if env::var("PROFILE").is_ok_and(|profile| profile == "release") {
+            println!("cargo::rerun-if-changed={ORDER}");
             let script = Path::new(&env::var("OUT_DIR")?).join("function-order.ld");
             let patterns = fs::read_to_string(ORDER).map_err(|error| format!("read {ORDER}: {error}"))?;
             fs::write(&script, order_script(&patterns)?)?;
@@ -41,7 +41,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// pages of the program are in memory (docs/adr/0020-function-order.md).
 fn order_script(patterns: &str) -> Result<String, String> {
     let is_name = |byte: u8| byte.is_ascii_alphanumeric() || b"_.$".contains(&byte);
-    for (index, line) in patterns.lines().enumerate() {
+    let sections = |(index, line): (usize, &str)| {
         let name = line.strip_suffix('*').unwrap_or(line);
         if name.is_empty() || !name.bytes().all(is_name) {
             let number = index + 1;
@@ -49,14 +49,16 @@ fn order_script(patterns: &str) -> Result<String, String> {
                 "{ORDER}:{number}: {line:?} is no name of a function: run `make function-order`"
             ));
         }
-    }
-    // The program's start is of the C library, in sections without names.
-    let start = "*crt1.o(.text .text.*) *crti.o(.text .text.*) *crtbeginS.o(.text .text.*)";
-    // A function that is marked as cold has a section of another name.
+        // A function that is marked as cold has a section of another name.
+        Ok(format!("*(.text.{line} .text.unlikely.{line})\n"))
+    };
     let lines = patterns
         .lines()
-        .map(|it| format!("*(.text.{it} .text.unlikely.{it})\n"));
-    let lines: String = lines.collect();
+        .enumerate()
+        .map(sections)
+        .collect::<Result<String, _>>()?;
+    // The program's start is of the C library, in sections without names.
+    let start = "*crt1.o(.text .text.*) *crti.o(.text .text.*) *crtbeginS.o(.text .text.*)";
     Ok(format!(
         "SECTIONS {{ .text.recorded : {{\n{start}\n{lines}}} }} INSERT BEFORE .text;\n"
     ))

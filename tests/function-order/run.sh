@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # `make function-order`: writes node-agent/function-order.txt, by which the linker puts the functions side by side that the agent
-# of a node executes. target/release has the programs. To be repeated when the figure agent-rss of docs/benchmarks.md has grown.
+# of a node executes. target/release has the programs. To be repeated when the figure agent-rss-companions of docs/benchmarks.md
+# has grown.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 work=$(mktemp -d)
@@ -11,12 +12,12 @@ tool=$PWD/target/debug/gpunode-function-order
 agent=$PWD/target/release/gpunode-agent
 # The scheduler decides which of two tasks waits for the other, so no two runs execute the same functions.
 rounds=4
+mkdir "$work/built"
+cp target/release/libgpunode_fake_nvml.so target/release/gpunode-hook "$work/built"
 records=()
 for scenario in companions_alone gpus_and_an_api_server; do
   echo "recording $scenario, $rounds times at once: 80 s"
   record=$work/$scenario
-  mkdir "$work/built"
-  cp target/release/libgpunode_fake_nvml.so target/release/gpunode-hook "$work/built"
   printf '#!/bin/sh\nexec "%s" record --to "%s" "%s" "$@"\n' "$tool" "$record" "$agent" > "$work/built/gpunode-agent"
   chmod 755 "$work/built/gpunode-agent"
   runs=()
@@ -25,7 +26,6 @@ for scenario in companions_alone gpus_and_an_api_server; do
     runs+=($!)
   done
   for run in "${runs[@]}"; do wait "$run"; done
-  rm -r "$work/built"
   records+=("$record")
 done
 "$tool" patterns "$agent" "${records[@]}" > "$work/patterns"

@@ -3,7 +3,7 @@
 use anyhow::{Context as _, Result, ensure};
 use std::{
     env,
-    path::{Path, PathBuf},
+    path::PathBuf,
     process::{Command, Stdio},
     sync::OnceLock,
 };
@@ -34,11 +34,7 @@ fn build() -> Result<Built> {
     }
     // A test program is TARGET/PROFILE/deps/NAME.
     let program = env::current_exe().context("find this test program")?;
-    let folder = program
-        .parent()
-        .and_then(Path::parent)
-        .context("find the folder of this test program")?;
-    let target = folder.parent().context("find the target folder")?;
+    let target = program.ancestors().nth(3).context("find the target folder")?;
     let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo
         .current_dir(env!("CARGO_MANIFEST_DIR"))

@@ -22,16 +22,20 @@ pub struct FileClaims {
 impl FileClaims {
     /// Returns the files that an earlier process saved, of the companions with these ids.
     pub fn restore<'a>(by_file: BTreeMap<String, String>, ids: impl Iterator<Item = &'a String>) -> Self {
-        let mut by_owner: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
-        for (file, owner) in &by_file {
-            by_owner.entry(owner.clone()).or_default().insert(file.clone());
-        }
-        Self {
-            lost: ids.filter(|id| !by_owner.contains_key(*id)).cloned().collect(),
+        let mut claims = Self {
             saved: by_file.clone(),
-            by_file,
-            by_owner,
+            ..Self::default()
+        };
+        for (file, owner) in by_file {
+            claims.insert(file, owner);
         }
+        claims.lost = ids.filter(|id| !claims.by_owner.contains_key(*id)).cloned().collect();
+        claims
+    }
+
+    fn insert(&mut self, file: String, owner: String) {
+        self.by_owner.entry(owner.clone()).or_default().insert(file.clone());
+        self.by_file.insert(file, owner);
     }
 
     /// Returns true if containers of the companion with this id may have files that nobody knows.
@@ -60,14 +64,10 @@ impl FileClaims {
 
     /// Gives a companion those of its files that no other has. One with too many files gets no further ones until it loses some.
     pub fn claim(&mut self, device: &CompanionDevice) {
-        if device.host_paths().all(|file| self.by_file.contains_key(file)) {
-            return;
-        }
         let room = MAX_CLAIMS.saturating_sub(self.of(&device.id).count());
         for file in device.host_paths().take(room) {
             if !self.by_file.contains_key(file) {
-                self.by_file.insert(file.clone(), device.id.clone());
-                self.by_owner.entry(device.id.clone()).or_default().insert(file.clone());
+                self.insert(file.clone(), device.id.clone());
             }
         }
     }

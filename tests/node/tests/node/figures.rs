@@ -116,9 +116,8 @@ async fn measure_64_replicas_of_16_gpus() -> Result<()> {
     Ok(())
 }
 
-#[tokio::test]
-#[ignore = "a measurement"]
-async fn measure_memory_with_companions_alone() -> Result<()> {
+/// A node without GPU, whose agent has given its kubelet 1,000 shares of RDMA devices.
+pub async fn with_companions_alone() -> Result<(Node, FakeKubelet, Agent)> {
     const SHARES: usize = 1000;
     let node = node_of(&[])?;
     let folder = node.host_root().join("dev/infiniband");
@@ -134,6 +133,13 @@ async fn measure_memory_with_companions_alone() -> Result<()> {
     kubelet
         .has("rdma/hca", |endpoint| endpoint.healthy().len() == SHARES)
         .await?;
+    Ok((node, kubelet, agent))
+}
+
+#[tokio::test]
+#[ignore = "a measurement"]
+async fn measure_memory_with_companions_alone() -> Result<()> {
+    let (_node, kubelet, agent) = with_companions_alone().await?;
     kubelet.admit("pod", "main", "rdma/hca", 1).await?;
     sleep(IDLE).await;
     let tenths = agent.resident_kib()? * 10 / 1024;

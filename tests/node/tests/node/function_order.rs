@@ -1,9 +1,10 @@
-//! An hour of a node's agent in short, for `make function-order`: each function that is executed here gets its place beside the
+//! The work of a node's agent in short, for `make function-order`: each function that is executed here gets its place beside the
 //! others (`docs/adr/0020-function-order.md`).
 
+use crate::figures::with_companions_alone;
 use anyhow::{Context as _, Result};
-use gpunode_node_tests::{Agent, ApiServer, FakeKubelet, Lab, Node, node_of};
-use std::{fs, time::Duration};
+use gpunode_node_tests::{Agent, ApiServer, FakeKubelet, Lab, Node};
+use std::time::Duration;
 use tokio::time::sleep;
 
 /// Most of what is repeated has been done by then.
@@ -31,17 +32,7 @@ async fn record(agent: &mut Agent, kubelet: &FakeKubelet, resource: &str) -> Res
 #[tokio::test]
 #[ignore = "a recording: make function-order"]
 async fn record_companions_alone() -> Result<()> {
-    let node = node_of(&[])?;
-    let folder = node.host_root().join("dev/infiniband");
-    fs::create_dir_all(&folder)?;
-    for name in ["rdma_cm", "umad0", "uverbs0"] {
-        fs::write(folder.join(name), "")?;
-    }
-    node.configure(
-        "companions: [{resource: rdma/hca, paths: [/dev/infiniband/*], group: Together, shares: 1000, inject: {mounts: {}}}]",
-    )?;
-    let kubelet = FakeKubelet::start(node.device_plugins())?;
-    let mut agent = Agent::run_with_arguments(&node, &["--companion-roots", "/dev/infiniband"])?;
+    let (_node, kubelet, mut agent) = with_companions_alone().await?;
     record(&mut agent, &kubelet, "rdma/hca").await
 }
 
