@@ -200,6 +200,18 @@ pub enum Reason {
     Unreadable,
     /// Many nodes lose what a policy wrote that is gone, a part of them each second.
     RemovalPaced,
+    /// A policy with `onConflict: TakeOver` replaced values of others.
+    KeysTakenOver,
+    /// Keys that somebody else changed or removed are back.
+    KeysRestored,
+    /// Nodes got a taint with the effect `NoExecute`.
+    NodesEvictPods,
+    /// Pods were evicted from broken GPUs.
+    BrokenGpusEmptied,
+    /// Pods were evicted from GPUs that change.
+    ChangedGpusEmptied,
+    /// Pods that nodes had rejected were deleted.
+    RejectedPodsDeleted,
     /// A policy is missing from the list of policies, and nobody saw its deletion.
     PolicyMissing,
 }

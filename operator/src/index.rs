@@ -67,6 +67,8 @@ use gpunode_plan::{
     policy_daemonset_name, policy_missing, policy_status, removal_paced, runs_discovery,
 };
 use jiff::Timestamp;
+use k8s_openapi::api::core::v1::ObjectReference;
+use kube::Resource as _;
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     sync::Arc,
@@ -884,6 +886,7 @@ impl ClusterIndex {
         self.writing.insert(name.to_owned(), uid);
         Some(NodeWrite {
             patch: plan.patch,
+            interventions: plan.interventions,
             status_patch: plan.status_patch,
             gpu_node: plan.gpu_node,
             conditions: plan.conditions,
@@ -1052,9 +1055,14 @@ impl ClusterIndex {
         policies_delete_rejected_pods(self.objects.set())
     }
 
-    /// True if a policy wants this rejected pod to be deleted.
-    pub fn deletes(&self, pod: &RejectedPod, now: Timestamp) -> bool {
-        self.objects.deletes(pod, now)
+    /// Returns the policy that wants this rejected pod to be deleted.
+    pub fn deleting_policy(&self, pod: &RejectedPod, now: Timestamp) -> Option<&str> {
+        self.objects.deleting_policy(pod, now)
+    }
+
+    /// Returns a reference to a policy, for events.
+    pub fn policy_reference(&self, name: &str) -> Option<ObjectReference> {
+        Some(self.objects.policies.get(name)?.object_ref(&()))
     }
 }
 

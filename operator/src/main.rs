@@ -15,6 +15,7 @@
 //! | `reconcile` | task: changes the index, computes writes while this process leads |
 //! | `write` | task: carries out writes and sends results to the index |
 //! | `pods` | tasks: evict holders of unhealthy devices, delete rejected pods |
+//! | `audit` | task: reports writes that took something away from somebody |
 //! | `events` | task: sends events |
 //! | `leader_election` | task of the thread `lead`: holds the Lease, so that one replica writes at a time |
 //! | `admin` | task of the thread `lead`: serves `/livez`, `/readyz` and `/metrics` |
@@ -26,6 +27,7 @@
 //! | `written_versions` | versions of objects that writes have brought already, and kinds that they want listed |
 
 mod admin;
+mod audit;
 mod cli;
 mod events;
 mod index;

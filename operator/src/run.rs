@@ -8,6 +8,7 @@
 mod lead;
 
 use crate::{
+    audit::{AuditReporter, AuditTrail},
     cli::OperatorArgs,
     events::{EventRecorder, event_channel},
     index::{ClusterIndex, summary::ClusterSummary},
@@ -115,14 +116,21 @@ pub async fn run(args: OperatorArgs) -> Result<()> {
         messages: message_sender.clone(),
         written,
     };
+    let audit = AuditTrail::default();
     let writer = ClusterWriter {
         client: guarded_client.clone(),
         namespace: args.namespace,
         results,
+        audit: audit.clone(),
     };
     let write_worker = WriteWorker {
         writer,
         requests: write_requests,
+    };
+    let reporter = AuditReporter {
+        trail: audit.clone(),
+        index: index.clone(),
+        events: event_sender.clone(),
     };
     let context = PodContext {
         index,
@@ -130,6 +138,7 @@ pub async fn run(args: OperatorArgs) -> Result<()> {
         leadership: leadership.clone(),
         metrics: metrics.clone(),
         events: event_sender,
+        audit: audit.clone(),
     };
     let evictor = PodEvictor {
         context: context.clone(),
@@ -174,6 +183,7 @@ pub async fn run(args: OperatorArgs) -> Result<()> {
     tasks.spawn(endless("evict pods", evictor.run()));
     tasks.spawn(endless("delete rejected pods", deleter.run()));
     tasks.spawn(endless("watch evictions by taints", drain_watcher.run()));
+    tasks.spawn(endless("report interventions", reporter.run()));
     tasks.spawn(endless("send events", recorder.run()));
     tasks.spawn(endless("return free memory", return_free_memory()));
     let result = tokio::select! {
@@ -191,6 +201,7 @@ pub async fn run(args: OperatorArgs) -> Result<()> {
     if timeout(WRITES_END_WITHIN, tasks.shutdown()).await.is_err() {
         tracing::warn!("tasks are still running; releasing the Lease without waiting for them");
     }
+    audit.log_rest();
     // Fails if the thread has ended, and holds no Lease.
     let _ = writes_ended_sender.send(());
     let ended = timeout(LEAD_ENDS_WITHIN, lead.ended()).await;

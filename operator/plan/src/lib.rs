@@ -15,6 +15,7 @@
 //! | `outcome` | the outcome of one policy on one node |
 //! | `rollout_stage` | the stage of a node in a rollout |
 //! | `node_drain` | taints that evict pods from a node |
+//! | `intervention` | writes that take something away from somebody |
 //! | `pod_eviction` | the eviction of one pod |
 //! | `reviewed_pods` | pods of a node as they were read for its drain |
 //! | `pods` | names and resources of pods, and pods that have ended |
@@ -32,6 +33,7 @@ mod fleet;
 mod gpu_node;
 mod input;
 mod interned;
+mod intervention;
 mod label_syntax;
 mod mig_layouts;
 mod names;
@@ -78,6 +80,7 @@ pub use input::{
     selection_grace::find_deselections,
 };
 pub use interned::interned_text;
+pub use intervention::{Intervention, InterventionCause};
 pub use mig_layouts::{
     observed::{CountedLayout, observed},
     selection::choice,

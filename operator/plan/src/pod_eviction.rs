@@ -1,6 +1,6 @@
 //! The eviction of one pod, and the check that a pod is the one that is meant.
 
-use crate::pods;
+use crate::{intervention::InterventionCause, pods};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::Pod;
 use std::{collections::BTreeSet, fmt};
@@ -11,6 +11,8 @@ const LATE_ALLOCATION: SignedDuration = SignedDuration::from_secs(30);
 /// Eviction of a pod. An agent reports holders by name, so check the pod before ([`PodEviction::is_of`]).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodEviction {
+    /// Policy that wants it.
+    pub policy: String,
     /// Reason for it.
     pub cause: EvictionCause,
     /// Grace period in seconds; none for that of the pod.
@@ -43,6 +45,16 @@ pub enum EvictionCause {
         /// Start of the drain.
         since: Timestamp,
     },
+}
+
+impl EvictionCause {
+    /// Returns the cause as audits count it.
+    pub fn intervention(&self) -> InterventionCause {
+        match self {
+            Self::Broken { .. } => InterventionCause::BrokenDevice,
+            Self::Change { .. } | Self::OpenHandle { .. } => InterventionCause::GpuChange,
+        }
+    }
 }
 
 impl fmt::Display for EvictionCause {

@@ -59,6 +59,7 @@ mod tests {
             (
                 pod,
                 PodEviction {
+                    policy: "p".to_owned(),
                     cause: EvictionCause::Broken {
                         device,
                         resource,

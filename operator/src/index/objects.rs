@@ -408,15 +408,11 @@ impl Objects {
         gpu_mismatch(&self.set, policy, self.nodes.get(node)?, self.gpu_node(node))
     }
 
-    /// True if a policy deletes this rejected pod.
-    pub fn deletes(&self, pod: &RejectedPod, now: Timestamp) -> bool {
-        let (Some(facts), Some(plan)) = (
-            self.nodes.get(&pod.node),
-            self.plan(RolloutPermit::Withheld, &BTreeSet::new(), &pod.node, now),
-        ) else {
-            return false;
-        };
-        pod.should_delete(&self.set, &plan, facts, self.gpu_node(&pod.node))
+    /// Returns the policy that deletes this rejected pod.
+    pub fn deleting_policy(&self, pod: &RejectedPod, now: Timestamp) -> Option<&str> {
+        let facts = self.nodes.get(&pod.node)?;
+        let plan = self.plan(RolloutPermit::Withheld, &BTreeSet::new(), &pod.node, now)?;
+        pod.deleting_policy(&self.set, &plan, facts, self.gpu_node(&pod.node))
     }
 
     /// A policy that people hear about. A policy in mode Preview writes nothing but its status.

@@ -2,7 +2,7 @@
 
 use crate::metrics::{WorkClass, WorkKind};
 use gpunode_crds::{GpuNodePolicy, GpuNodePolicyStatus};
-use gpunode_plan::{ConditionsChange, GpuNodeChange};
+use gpunode_plan::{ConditionsChange, GpuNodeChange, Intervention};
 use k8s_openapi::api::apps::v1::DaemonSet;
 use std::sync::Arc;
 
@@ -67,6 +67,8 @@ pub enum PlannedWrite {
 pub struct NodeWrite {
     /// A patch of the Node.
     pub patch: Option<json_patch::Patch>,
+    /// Things that the patch takes away from somebody.
+    pub interventions: Vec<Intervention>,
     /// A patch of its status.
     pub status_patch: Option<json_patch::Patch>,
     /// A change of its `GpuNode`.

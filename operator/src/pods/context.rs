@@ -1,6 +1,7 @@
 //! Inputs and helpers of the tasks about pods.
 
 use crate::{
+    audit::AuditTrail,
     events::{OperatorEvent, OperatorEventSender},
     leader_election::Leadership,
     metrics::{OperatorMetrics, WorkKind, WriteOutcome},
@@ -8,7 +9,7 @@ use crate::{
     work_queue::WorkResult,
 };
 use gpunode_crds::Reason;
-use gpunode_plan::PodName;
+use gpunode_plan::{Intervention, InterventionCause, PodName};
 use gpunode_process::within;
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::Client;
@@ -40,6 +41,7 @@ pub struct PodContext {
     pub leadership: Leadership,
     pub metrics: Arc<OperatorMetrics>,
     pub events: OperatorEventSender,
+    pub audit: AuditTrail,
 }
 
 impl PodContext {
@@ -71,6 +73,16 @@ impl PodContext {
             tracing::warn!(node, %error, "cannot {action}");
             WorkResult::Failed
         })
+    }
+
+    /// Counts a pod that a policy took from a node.
+    pub fn count_pod(&self, node: &str, policy: String, cause: InterventionCause, pod: &PodName) {
+        let intervention = Intervention {
+            policy: Some(policy),
+            cause,
+            subject: format!("pod {pod}"),
+        };
+        self.audit.add(node, [intervention]);
     }
 
     /// Sends an event about a pod.

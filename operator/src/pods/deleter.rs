@@ -9,7 +9,7 @@ use crate::{
     work_queue::WorkResult,
 };
 use gpunode_crds::Reason;
-use gpunode_plan::{PodName, RejectedPod};
+use gpunode_plan::{InterventionCause, PodName, RejectedPod};
 use k8s_openapi::api::core::v1::{ObjectReference, Pod};
 use kube::{
     Api, Client,
@@ -72,15 +72,16 @@ pub async fn delete_pod(context: &PodContext, pods: &RejectedPods, name: &PodNam
     let Some(pod) = pods.get(name) else {
         return WorkResult::Done;
     };
-    if !context.index.deletes(&pod) {
+    let Some(policy) = context.index.deleting_policy(&pod) else {
         return WorkResult::RetryAt(Instant::now() + CHECK_INTERVAL);
-    }
+    };
     context.metrics.reconciled(WorkKind::Pod);
     let request = request_deletion(context.guarded_client.clone(), &pod);
     match context.attempt("delete a rejected pod", &pod.node, name, request).await {
         Ok(true) => {
             context.metrics.wrote(WorkKind::Pod);
-            tracing::info!(node = pod.node, pod = %name, "deleted a rejected pod");
+            tracing::debug!(node = pod.node, pod = %name, "deleted a rejected pod");
+            context.count_pod(&pod.node, policy, InterventionCause::RejectedPod, name);
             let message = deleted_text(&pod.node);
             context.announce(reference(&pod), &pod.node, Reason::RejectedPodDeleted, message);
             WorkResult::Done

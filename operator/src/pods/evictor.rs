@@ -72,7 +72,8 @@ pub async fn evict(context: &PodContext, key: &EvictionKey) -> WorkResult {
         }
         Ok(EvictionResult::Evicted(reference)) => {
             context.metrics.wrote(WorkKind::Pod);
-            tracing::info!(%node, %pod, reason = %eviction.cause, "evicted a pod");
+            tracing::debug!(%node, %pod, reason = %eviction.cause, "evicted a pod");
+            context.count_pod(node, eviction.policy.clone(), eviction.cause.intervention(), pod);
             let message = evicted_text(node, &eviction);
             context.announce(reference, node, Reason::PodEvicted, message);
             WorkResult::Done

@@ -6,6 +6,7 @@ mod rejections;
 
 use super::*;
 use crate::{
+    audit::AuditTrail,
     events::{OperatorEvent, event_channel},
     index::{ClusterIndex, cache::WatchUpdate, evictions::EvictionKey, message::IndexMessage},
     leader_election::{LEASE_DURATION, Leadership},
@@ -117,6 +118,7 @@ impl Scene {
             leadership: Leadership::until(Instant::now() + LEASE_DURATION),
             metrics,
             events: event_sender,
+            audit: AuditTrail::default(),
         };
         Self {
             reconciler,
@@ -138,6 +140,13 @@ impl Scene {
 
     fn requests(&self) -> Vec<SentRequest> {
         std::mem::take(&mut *self.requests.lock().unwrap())
+    }
+
+    /// Policy and text of the one summary of the audit.
+    async fn audited(&self) -> (Option<String>, String) {
+        let summaries = self.context.audit.ended().await;
+        assert_eq!(summaries.len(), 1, "{summaries:?}");
+        (summaries[0].policy.clone(), summaries[0].to_string())
     }
 
     /// Reasons and messages of the events of pods.

@@ -3,6 +3,7 @@
 use crate::index::{ClusterIndex, drains::PendingDrain, evictions::EvictionKey};
 use gpunode_plan::{PodEviction, RejectedPod};
 use jiff::Timestamp;
+use k8s_openapi::api::core::v1::ObjectReference;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// The index for the tasks about pods. Probes, metrics and the election read its summary instead, which waits for
@@ -26,9 +27,14 @@ impl IndexReader {
         self.read().drain(node).cloned()
     }
 
-    /// True if a policy wants this rejected pod to be deleted.
-    pub fn deletes(&self, pod: &RejectedPod) -> bool {
-        self.read().deletes(pod, Timestamp::now())
+    /// Returns the policy that wants this rejected pod to be deleted.
+    pub fn deleting_policy(&self, pod: &RejectedPod) -> Option<String> {
+        self.read().deleting_policy(pod, Timestamp::now()).map(str::to_owned)
+    }
+
+    /// Returns a reference to a policy, for events; none if it is gone.
+    pub fn policy_reference(&self, name: &str) -> Option<ObjectReference> {
+        self.read().policy_reference(name)
     }
 
     fn read(&self) -> RwLockReadGuard<'_, ClusterIndex> {

@@ -1,6 +1,6 @@
 //! The writing side of the API server: client, namespace, and where results go.
 
-use crate::write::results::WriteResults;
+use crate::{audit::AuditTrail, write::results::WriteResults};
 use gpunode_crds::OPERATOR_FIELD_MANAGER;
 use kube::{
     Client,
@@ -14,6 +14,7 @@ pub struct ClusterWriter {
     /// Namespace of the DaemonSets.
     pub namespace: String,
     pub results: WriteResults,
+    pub audit: AuditTrail,
 }
 
 /// Parameters of the operator's patches.

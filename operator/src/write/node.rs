@@ -12,7 +12,7 @@ use crate::{
         results::ResultSlot,
     },
 };
-use gpunode_plan::{GpuNodeChange, PatchBuilder};
+use gpunode_plan::{GpuNodeChange, Intervention, PatchBuilder};
 use json_patch::Patch as JsonPatch;
 use k8s_openapi::api::core::v1::Node;
 use kube::{Api, api::Patch};
@@ -27,7 +27,7 @@ pub async fn write_node(writer: &ClusterWriter, name: &str, write: NodeWrite) ->
         write_gpu_node(writer, name, write.gpu_node).await?;
         write_conditions(writer, name, write.conditions).await
     };
-    let node = patch_node(writer, name, write.patch);
+    let node = patch_node(writer, name, write.patch, write.interventions);
     let (first, second) = if gives_configuration {
         let gpu_node = gpu_node.await;
         (gpu_node, node.await)
@@ -42,7 +42,12 @@ pub async fn write_node(writer: &ClusterWriter, name: &str, write: NodeWrite) ->
     first.and(second).and(status)
 }
 
-async fn patch_node(writer: &ClusterWriter, name: &str, patch: Option<JsonPatch>) -> Result<(), WriteError> {
+async fn patch_node(
+    writer: &ClusterWriter,
+    name: &str,
+    patch: Option<JsonPatch>,
+    interventions: Vec<Intervention>,
+) -> Result<(), WriteError> {
     let Some(patch) = patch else { return Ok(()) };
     let slot = writer.results.reserve().await?;
     let nodes: Api<Watched<Node>> = Api::all(writer.client.clone());
@@ -55,6 +60,7 @@ async fn patch_node(writer: &ClusterWriter, name: &str, patch: Option<JsonPatch>
     };
     slot.accepted(WorkKind::Node, Some(written(node)));
     tracing::debug!(node = name, "wrote labels, taints and record");
+    writer.audit.add(name, interventions);
     Ok(())
 }
 

@@ -2,6 +2,7 @@
 
 use super::{worker::carry_out, *};
 use crate::{
+    audit::AuditTrail,
     index::{
         ClusterIndex,
         cache::WatchUpdate,
@@ -77,6 +78,7 @@ impl Scene {
                 messages: sender,
                 written,
             },
+            audit: AuditTrail::default(),
         };
         Self {
             index,

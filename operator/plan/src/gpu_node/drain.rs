@@ -199,9 +199,17 @@ pub fn drain_work(policy: &Policy, context: NodeContext<'_>) -> DrainWork {
     });
     let monitors = need.has_handles.then_some(&review.monitors).into_iter().flatten();
     let monitors = monitors.map(|pod| (pod.clone(), EvictionCause::OpenHandle { since }));
-    let evictions = monitors
-        .chain(holders)
-        .map(|(pod, cause)| (pod, PodEviction { cause, grace_seconds }));
+    let evictions = monitors.chain(holders).map(|(pod, cause)| {
+        let policy = policy.name.clone();
+        (
+            pod,
+            PodEviction {
+                policy,
+                cause,
+                grace_seconds,
+            },
+        )
+    });
     work.evictions = evictions.collect();
     work
 }

@@ -22,6 +22,7 @@
 //! uses are its own, in the record or not, and never conceded. Labels and taints follow the same rules, so keys are generic.
 
 use crate::{
+    intervention::InterventionCause,
     node::compose::DesiredValue,
     record::entries::{ConcededKey, RecordEntries},
     time::earliest,
@@ -43,6 +44,8 @@ pub struct KeyClaims<K: Ord> {
     pub remove: BTreeSet<K>,
     /// Record afterwards.
     pub entries: RecordEntries<K>,
+    /// Keys whose write undoes what somebody else wrote or removed.
+    pub interventions: BTreeMap<K, InterventionCause>,
     /// Keys that keep somebody else's value.
     pub clashes: Vec<KeyClash<K>>,
     /// Policies with a key in the record afterwards.
@@ -89,6 +92,7 @@ pub fn claim<K: Ord + Clone>(
             .cloned()
             .collect(),
         entries: kept,
+        interventions: BTreeMap::new(),
         clashes: Vec::new(),
         owners: BTreeSet::new(),
         recheck: None,
@@ -97,6 +101,7 @@ pub fn claim<K: Ord + Clone>(
     for (key, desired) in desired {
         let actual = current.get(key);
         let restores = recorded.restored.get(key).map(Vec::as_slice).unwrap_or_default();
+        let intervention = intervention(key, actual, &recorded, desired).filter(|_| !is_always_ours(key));
         let decision = if is_always_ours(key) {
             KeyDecision::Owned { restores: Vec::new() }
         } else if let Some(conceded) = recorded.conceded.get(key) {
@@ -117,6 +122,9 @@ pub fn claim<K: Ord + Clone>(
                 Some(_) => KeyDecision::Foreign,
             }
         };
+        if let (KeyDecision::Owned { .. }, Some(cause)) = (&decision, intervention) {
+            claims.interventions.insert(key.clone(), cause);
+        }
         claims.apply(key, desired, actual, recorded.before.get(key), decision);
     }
     // Removes or gives back owned keys that nobody wants any more and nobody changed.
@@ -130,6 +138,27 @@ pub fn claim<K: Ord + Clone>(
         }
     }
     claims
+}
+
+/// Returns the cause of an intervention, if gpunode now writes this key: none where nobody else has a value there, and none wants it
+/// gone.
+fn intervention<K: Ord>(
+    key: &K,
+    actual: Option<&String>,
+    recorded: &RecordEntries<K>,
+    desired: &DesiredValue,
+) -> Option<InterventionCause> {
+    let own = recorded.owned.get(key);
+    let was_ours = own.is_some() || recorded.conceded.contains_key(key);
+    let is_as_recorded = actual.is_some() && actual == own;
+    if actual == Some(&desired.value) || is_as_recorded || (actual.is_none() && !was_ours) {
+        return None;
+    }
+    Some(if was_ours {
+        InterventionCause::Restored
+    } else {
+        InterventionCause::TakenOver
+    })
 }
 
 /// Returns the keys of the record that belong to somebody else from now on: changed or conceded keys that no policy wants, or
@@ -258,6 +287,7 @@ impl<K: Ord + Clone> KeyClaims<K> {
             set: BTreeMap::new(),
             remove: BTreeSet::new(),
             entries,
+            interventions: BTreeMap::new(),
             clashes: Vec::new(),
             owners,
             recheck: None,

@@ -2,8 +2,11 @@
 
 use crate::{
     input::{context::NodeContext, facts::NodeFacts},
+    intervention::{Intervention, InterventionCause},
     node::{
         claim::KeyClaims,
+        compose::DesiredValue,
+        conflicts::ConflictKey,
         labels::patch_labels,
         stale_resources::{StaleResources, stale_resources_patch},
         taints::{current_taints, patch_taints},
@@ -17,7 +20,7 @@ use crate::{
     },
     taint::{Taint, TaintKey},
 };
-use gpunode_crds::OWNED_ANNOTATION;
+use gpunode_crds::{OWNED_ANNOTATION, TaintEffect};
 use std::collections::BTreeMap;
 
 /// Claims to the keys of one node, and the boot in which its GPUs became allocatable.
@@ -68,6 +71,37 @@ impl NodeClaims<'_> {
     pub fn status_patch(&self, stale: &StaleResources, context: NodeContext<'_>) -> Option<json_patch::Patch> {
         let record = self.record_after(stale.record_after(context.now));
         stale_resources_patch(context.node, &stale.remove, record.as_deref())
+    }
+
+    /// Returns what the patch takes away from somebody: values of others that it replaces, and pods that new taints evict.
+    pub fn interventions(
+        &self,
+        node: &NodeFacts,
+        labels: &BTreeMap<String, DesiredValue>,
+        taints: &BTreeMap<TaintKey, DesiredValue>,
+    ) -> Vec<Intervention> {
+        let intervention = |key: ConflictKey, cause: InterventionCause, desired: Option<&DesiredValue>| Intervention {
+            policy: desired.and_then(|desired| desired.policies.first().cloned()),
+            cause,
+            subject: key.to_string(),
+        };
+        let of_labels = self.labels.interventions.iter().map(|(key, cause)| {
+            let label = ConflictKey::Label(key.clone());
+            intervention(label, *cause, labels.get(key))
+        });
+        let of_taints = self.taints.interventions.iter().map(|(id, cause)| {
+            let taint = ConflictKey::Taint(id.clone());
+            intervention(taint, *cause, taints.get(id))
+        });
+        let evicting = self.taints.set.keys().filter(|id| {
+            let is_new = !node.taints.iter().any(|taint| taint.id == **id);
+            is_new && id.effect == TaintEffect::NoExecute.as_str()
+        });
+        let evicting = evicting.map(|id| {
+            let taint = ConflictKey::Taint(id.clone());
+            intervention(taint, InterventionCause::EvictingTaint, taints.get(id))
+        });
+        of_labels.chain(of_taints).chain(evicting).collect()
     }
 
     /// Returns the patch of everything but the status.

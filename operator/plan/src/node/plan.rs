@@ -2,6 +2,7 @@
 
 use crate::{
     gpu_node::{change::GpuNodeChange, conditions::ConditionsChange, drain::DrainWork},
+    intervention::Intervention,
     node::{compose::Disagreement, conflicts::KeyConflict, hold::NodeHold, settled::SettledNode},
     node_drain::NodeDrain,
     outcome::{PolicyNodeStatus, PolicyOutcome, PolicyOverride},
@@ -23,6 +24,8 @@ pub struct NodePlan {
     pub governing: Option<String>,
     /// JSON patch of labels, taints and the record, guarded by resourceVersion. `None` if the node is as desired.
     pub patch: Option<json_patch::Patch>,
+    /// Things that `patch` takes away from somebody.
+    pub interventions: Vec<Intervention>,
     /// JSON patch of the node's status that removes the keys of stale resources.
     pub status_patch: Option<json_patch::Patch>,
     /// Write to the `GpuNode`.

@@ -42,14 +42,12 @@ fn evictions_of_broken(
     else {
         return BTreeMap::new();
     };
-    let is_wanted = || {
-        plan.matched
-            .iter()
-            .filter_map(|name| policies.get(name))
-            .any(|policy| policy.evicts_pods)
+    let mut matched = plan.matched.iter().filter_map(|name| policies.get(name));
+    let Some(policy) = matched.find(|policy| policy.evicts_pods) else {
+        return BTreeMap::new();
     };
     let broken = broken_devices(status);
-    if broken.is_empty() || plan.hold.is_some() || !node.ready || spec.release || is_released(node) || !is_wanted() {
+    if broken.is_empty() || plan.hold.is_some() || !node.ready || spec.release || is_released(node) {
         return BTreeMap::new();
     }
     let mut evictions: BTreeMap<PodName, (Timestamp, PodEviction)> = BTreeMap::new();
@@ -72,8 +70,12 @@ fn evictions_of_broken(
             since: *since,
             fault: fault.clone(),
         };
-        let grace_seconds = None;
-        evictions.insert(pod, (*since, PodEviction { cause, grace_seconds }));
+        let eviction = PodEviction {
+            policy: policy.name.clone(),
+            cause,
+            grace_seconds: None,
+        };
+        evictions.insert(pod, (*since, eviction));
     }
     evictions
         .into_iter()

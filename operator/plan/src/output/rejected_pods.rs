@@ -54,20 +54,17 @@ impl RejectedPod {
         })
     }
 
-    /// Returns true if the pod should be deleted: a policy that matches its node says so, the pod requests a resource that gpunode
-    /// serves there, and the node is not held. `plan` is the plan for that node.
-    pub fn should_delete(
+    /// Returns the policy for which the pod should be deleted: it matches the pod's node and says so, the pod requests a resource
+    /// that gpunode serves there, and the node is not held. `plan` is the plan for that node.
+    pub fn deleting_policy<'a>(
         &self,
-        policies: &PolicySet,
+        policies: &'a PolicySet,
         plan: &NodePlan,
         node: &NodeFacts,
         gpu_node: Option<&GpuNodeFacts>,
-    ) -> bool {
-        let is_wanted = plan
-            .matched
-            .iter()
-            .filter_map(|name| policies.get(name))
-            .any(|it| it.deletes_rejected_pods);
+    ) -> Option<&'a str> {
+        let mut matched = plan.matched.iter().filter_map(|name| policies.get(name));
+        let policy = matched.find(|policy| policy.deletes_rejected_pods)?;
         let is_of_gpunode = || {
             let record = NodeRecord::read(node.owned.as_deref()).unwrap_or_default().resources;
             let status = gpu_node.and_then(GpuNodeFacts::status);
@@ -76,7 +73,7 @@ impl RejectedPod {
                 .iter()
                 .any(|name| record.get(name) == Some(&ResourceUse::InUse) || is_reported(name))
         };
-        plan.hold.is_none() && is_wanted && is_of_gpunode()
+        (plan.hold.is_none() && is_of_gpunode()).then_some(&policy.name)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::world::{World, policy};
 use gpunode_crds::{GpuNodePolicy, Reason};
-use gpunode_plan::PolicyOutcome;
+use gpunode_plan::{InterventionCause, PolicyOutcome};
 use serde_json::json;
 
 const SPEC: &str = "labels: {team: ours}, taints: [{key: other, value: ours, effect: NoSchedule}]";
@@ -51,6 +51,70 @@ fn what_is_taken_over_is_given_back_with_its_old_value() {
     insta::assert_snapshot!(world.record().unwrap(), @r#"{"version":1,"labels":{"team":"ours"},"taints":[{"key":"other","effect":"NoSchedule","value":"ours"}],"policies":["taker"],"before":{"labels":{"team":"theirs"},"taints":[{"key":"other","effect":"NoSchedule","value":"x"}]}}"#);
     world.converge(&[]);
     assert_eq!(world.snapshot(), before);
+}
+
+/// Returns policy, cause and subject of what the next write takes away.
+fn interventions(world: &World, policies: &[GpuNodePolicy]) -> Vec<(String, InterventionCause, String)> {
+    let plan = world.plan(policies);
+    let interventions = plan.interventions.into_iter();
+    interventions
+        .map(|it| (it.policy.unwrap_or_default(), it.cause, it.subject))
+        .collect()
+}
+
+fn intervention(cause: InterventionCause, subject: &str) -> (String, InterventionCause, String) {
+    ("taker".to_owned(), cause, subject.to_owned())
+}
+
+#[test]
+fn a_write_says_which_keys_it_takes_from_others() {
+    let mut world = foreign();
+    assert_eq!(interventions(&world, &[reporting()]), [], "it takes nothing");
+    assert_eq!(
+        interventions(&world, &[taking_over()]),
+        [
+            intervention(InterventionCause::TakenOver, "label team"),
+            intervention(InterventionCause::TakenOver, "taint other:NoSchedule"),
+        ]
+    );
+    world.converge(&[taking_over()]);
+    assert_eq!(interventions(&world, &[taking_over()]), []);
+    world.set_label("team", Some("mine"));
+    assert_eq!(
+        interventions(&world, &[taking_over()]),
+        [intervention(InterventionCause::Restored, "label team")]
+    );
+    world.set_label("team", None);
+    assert_eq!(
+        interventions(&world, &[taking_over()]),
+        [intervention(InterventionCause::Restored, "label team")]
+    );
+}
+
+#[test]
+fn a_new_value_of_a_policy_takes_nothing_from_anybody() {
+    let mut world = World::sample();
+    let labelled = |value: &str| policy("taker", &format!("{{nodeSelector: {{}}, labels: {{team: {value}}}}}"));
+    assert_eq!(interventions(&world, &[labelled("a")]), [], "the label was absent");
+    world.converge(&[labelled("a")]);
+    assert_eq!(interventions(&world, &[labelled("b")]), []);
+    assert_eq!(interventions(&world, &[]), [], "a label of gpunode goes");
+}
+
+#[test]
+fn a_new_taint_that_evicts_pods_is_an_intervention() {
+    let mut world = World::sample();
+    let tainted = policy(
+        "taker",
+        "{nodeSelector: {}, taints: [{key: maintenance, effect: NoExecute}, {key: dedicated, effect: NoSchedule}]}",
+    );
+    let expected = [intervention(
+        InterventionCause::EvictingTaint,
+        "taint maintenance:NoExecute",
+    )];
+    assert_eq!(interventions(&world, std::slice::from_ref(&tainted)), expected);
+    world.converge(std::slice::from_ref(&tainted));
+    assert_eq!(interventions(&world, &[tainted]), []);
 }
 
 #[test]

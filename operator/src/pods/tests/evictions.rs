@@ -52,6 +52,8 @@ async fn pod_is_evicted_in_the_version_that_was_read_and_an_event_says_why() {
     assert_eq!(scene.requests(), expected);
     let message = "evicted from node n: it holds GPU-0, which is broken: XID 79";
     assert_eq!(scene.pod_events(), [("PodEvicted".to_owned(), message.to_owned())]);
+    let audited = "evicted 1 pod from broken GPUs of node n".to_owned();
+    assert_eq!(scene.audited().await, (Some("p".to_owned()), audited));
 }
 
 #[tokio::test(start_paused = true)]

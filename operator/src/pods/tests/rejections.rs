@@ -53,6 +53,8 @@ async fn rejected_pod_is_deleted_in_the_version_that_was_read() {
     );
     let reasons: Vec<_> = scene.pod_events().into_iter().map(|(reason, _)| reason).collect();
     assert_eq!(reasons, ["RejectedPodDeleted"]);
+    let audited = "deleted 1 pod that had been rejected by node n".to_owned();
+    assert_eq!(scene.audited().await, (Some("p".to_owned()), audited));
 }
 
 #[tokio::test(start_paused = true)]

@@ -161,6 +161,14 @@ fn a_key_that_was_taken_over_is_given_back_with_its_old_value() -> Result<()> {
     lab.apply(&spec("TakeOver"))?;
     lab.await_ready("taker")?;
     assert_eq!(label(&lab, V100, "tier")?, "ours");
+    eventually("an event says what was taken over", LIMIT, || {
+        let selector = "involvedObject.name=taker,reason=KeysTakenOver";
+        let events = lab.get(&["events", "--field-selector", selector])?;
+        let message = events["items"][0]["message"].as_str().unwrap_or_default();
+        let expected = format!("took over label tier on node {V100} from another owner");
+        ensure!(message == expected, "{events}");
+        Ok(())
+    })?;
     lab.kubectl(&["delete", "gpunodepolicy", "taker", "--timeout=30s"])?;
     eventually("the node is as it was before", LIMIT, || {
         let seen = node_snapshot(&lab.node(V100)?);

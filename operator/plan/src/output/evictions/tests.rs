@@ -244,6 +244,7 @@ fn only_the_holders_of_broken_devices_are_kept() {
 fn pod_that_cannot_hold_the_device_is_left_alone() {
     let (device, resource) = ("GPU-0".to_owned(), "nvidia.com/gpu".to_owned());
     let eviction = PodEviction {
+        policy: "p".to_owned(),
         cause: EvictionCause::Broken {
             device,
             resource,
@@ -298,6 +299,7 @@ fn drain_evicts_holders_from_before_it_and_no_later_pod_of_the_same_name() {
         let pod = json!({"metadata": {"name": "a", "namespace": "ml", "creationTimestamp": at(created).to_string()},
             "spec": {"nodeName": "n", "containers": [{"name": "main", "resources": {"limits": {resource: "1"}}}]}});
         let eviction = PodEviction {
+            policy: "p".to_owned(),
             cause: cause.clone(),
             grace_seconds: None,
         };

@@ -81,7 +81,10 @@ fn goes(policies: &[(&str, &str)], labels: &Value, owned: &str, reported: Option
         GpuNodeFacts::of(serde_json::from_value(gpu_node).unwrap())
     });
     let plan = plan_node(&set, NodeContext::new(&node, gpu_node.as_ref(), Timestamp::UNIX_EPOCH));
-    kept(pod).unwrap().should_delete(&set, &plan, &node, gpu_node.as_ref())
+    kept(pod)
+        .unwrap()
+        .deleting_policy(&set, &plan, &node, gpu_node.as_ref())
+        .is_some()
 }
 
 #[test]
