@@ -201,7 +201,12 @@ fn documents_name_files_and_tests_that_exist() {
         .flat_map(|folder| rust_files(&root, folder).unwrap().into_values())
         .collect();
     let sources: Vec<&str> = sources.iter().map(String::as_str).collect();
-    let documents = ["docs/architecture.md", "docs/troubleshooting.md", "CONTRIBUTING.md"];
+    let documents = [
+        "docs/architecture.md",
+        "docs/comparison.md",
+        "docs/troubleshooting.md",
+        "CONTRIBUTING.md",
+    ];
     for name in documents {
         let document = std::fs::read_to_string(root.join(name)).unwrap();
         assert_eq!(missing_files(&document, &root), Vec::<String>::new(), "files in {name}");
