@@ -204,6 +204,7 @@ fn documents_name_files_and_tests_that_exist() {
     let documents = [
         "docs/architecture.md",
         "docs/comparison.md",
+        "docs/threat-model.md",
         "docs/troubleshooting.md",
         "CONTRIBUTING.md",
     ];
