@@ -202,6 +202,7 @@ fn documents_name_files_and_tests_that_exist() {
         .collect();
     let sources: Vec<&str> = sources.iter().map(String::as_str).collect();
     let documents = [
+        "docs/api-stability.md",
         "docs/architecture.md",
         "docs/comparison.md",
         "docs/threat-model.md",
