@@ -50,6 +50,7 @@ fn every_sample_is_built_and_accepted() {
             "manifests/samples/pools",
             vec!["inference-gpus", "research-gpus", "training-gpus"],
         ),
+        ("manifests/quick-start", vec!["quick-start"]),
         ("manifests/samples/companions", vec!["camera", "cola", "fpga", "rdma"]),
         ("manifests/samples/pools/inference", vec!["inference-gpus"]),
         ("manifests/samples/pools/research", vec!["research-gpus"]),

@@ -13,7 +13,7 @@
 //! | `types` | names of types, and `Result<_, String>` |
 //! | `exports` | public items of a library that no other crate uses |
 //! | `layers` | which crate may depend on which |
-//! | `map` | files and tests that documents for contributors name |
+//! | `map` | files and tests that documents name |
 //! | `figures` | lines, modules, types and circles in numbers |
 
 mod circles;

@@ -1,4 +1,4 @@
-//! The documents for contributors: files and tests that they name.
+//! Documents: source files and tests that they name.
 
 use std::path::Path;
 
