@@ -11,6 +11,9 @@ done
 programs=$1
 output=$2
 version=${VERSION:-0.1.0}
+# Equal programs make equal images: every time in them is that of the release's commit.
+epoch=${SOURCE_DATE_EPOCH:-0}
+created=$(date -u -d "@$epoch" +%Y-%m-%dT%H:%M:%SZ)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 mkdir -p "$output"
@@ -47,19 +50,20 @@ build() { # NAME USER
     mkdir -p "$root/var/run"
     ln -s /var/lib/gpunode/nvidia-persistenced "$root/var/run/nvidia-persistenced"
   fi
-  find "$root" -exec touch -h -d "@${SOURCE_DATE_EPOCH:-0}" {} +
+  find "$root" -exec touch -h -d "@$epoch" {} +
 
   umoci init --layout "$layout"
   umoci new --image "$layout:$version"
-  umoci insert --image "$layout:$version" "$root" /
+  umoci insert --image "$layout:$version" --history.created "$created" "$root" /
   # Memory that one thread gives back is of use to all; glibc would keep some for each.
-  umoci config --image "$layout:$version" --config.entrypoint "/gpunode-$name" --config.user "$user" --config.env MALLOC_ARENA_MAX=1
+  umoci config --image "$layout:$version" --config.entrypoint "/gpunode-$name" --config.user "$user" --config.env MALLOC_ARENA_MAX=1 \
+    --created "$created" --no-history
   umoci gc --layout "$layout"
   # containerd reads the name of an image from this annotation.
   jq --arg image "gpunode.dev/$name:$version" \
     '.manifests[0].annotations += {"io.containerd.image.name": $image}' "$layout/index.json" > "$layout/index.json.new"
   mv "$layout/index.json.new" "$layout/index.json"
-  tar --sort=name --mtime="@${SOURCE_DATE_EPOCH:-0}" --owner=0 --group=0 -C "$layout" -cf "$work/$name.tar" .
+  tar --sort=name --mtime="@$epoch" --owner=0 --group=0 -C "$layout" -cf "$work/$name.tar" .
   mv "$work/$name.tar" "$output/gpunode-$name.tar"
   printf '%-12s %-32s %6.1f MB  %s\n' image "gpunode.dev/$name:$version" \
     "$(stat -c %s "$output/gpunode-$name.tar" | awk '{print $1/1e6}')" "$output/gpunode-$name.tar"
