@@ -12,6 +12,7 @@ NODES ?= 5000
 ONLY ?=
 TABLE ?=
 SILENT ?=
+VERSION ?=
 TARGET := target
 CLUSTER_CMD := $(TARGET)/release/gpunode-cluster
 CARGO_DENY_VERSION := 0.20.2
@@ -102,6 +103,14 @@ gpu-check: ## compare gpunode with nvidia-smi on this machine, which has a GPU; 
 	@GPUNODE_OLDER_GLIBC=1 cargo build --release --locked -p gpunode-agent
 	@cargo build --release --locked -p gpunode-gpu-check
 	@$(TARGET)/release/gpunode-gpu-check $(ARGS)
+
+.PHONY: version
+version: ## write VERSION=x everywhere, and cut CHANGELOG.md; then commit, and make release
+	@release/version.sh "$(VERSION)"
+
+.PHONY: release
+release: ## build what a release publishes, twice with equal digests, into target/releases/VERSION (VERSION=x, docs/release.md)
+	@release/build.sh "$(VERSION)"
 
 .PHONY: soak
 soak: kubernetes images ## kill agents at random and fuzz, each test for long (SOAK_SECONDS=1800, GPUNODE_SOAK_SEED=n)

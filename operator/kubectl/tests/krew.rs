@@ -125,6 +125,7 @@ fn a_release_fills_in_the_sums_of_its_archives() {
     std::fs::remove_dir_all(&release).expect("a folder of this test");
     let plugin: Plugin = serde_yaml::from_str(&text).expect("a manifest of krew");
     assert_eq!(plugin.spec.homepage, "https://example.com/gpunode");
+    assert_eq!(plugin.spec.platforms.len(), 2, "those that the release has: {text}");
     for platform in plugin.spec.platforms {
         assert!(
             platform

@@ -1,0 +1,20 @@
+# Sourced: the programs that a release needs, by version.
+# shellcheck shell=bash
+
+cargo_auditable_version=0.7.7
+auditable2cdx_version=0.1.0
+
+# Installs the ones that cargo builds, and names the others that are missing.
+need_release_tools() {
+  local missing=() program
+  for program in umoci jq go git tar gzip; do
+    command -v "$program" > /dev/null || missing+=("$program")
+  done
+  [ ${#missing[@]} = 0 ] || { echo "release: install ${missing[*]}" >&2; exit 1; }
+  has_version cargo-auditable "$cargo_auditable_version" || cargo install --locked --debug --version "$cargo_auditable_version" cargo-auditable
+  has_version auditable2cdx "$auditable2cdx_version" || cargo install --locked --debug --version "$auditable2cdx_version" auditable2cdx
+}
+
+has_version() { # CRATE VERSION
+  cargo install --list | grep -qx "$1 v$2:"
+}
