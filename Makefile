@@ -17,6 +17,7 @@ TARGET := target
 CLUSTER_CMD := $(TARGET)/release/gpunode-cluster
 CARGO_DENY_VERSION := 0.20.2
 CARGO_MACHETE_VERSION := 0.9.2
+MDBOOK_VERSION := 0.5.4
 
 .PHONY: help
 help: ## list the entry points
@@ -69,8 +70,17 @@ crds: ## generate manifests/crds from crds/src
 	@cargo build --workspace --locked --quiet --bin gpunode-crds
 	@$(TARGET)/debug/gpunode-crds manifests/crds
 
+.PHONY: docs
+docs: ## generate docs/reference and docs/pictures from the CRDs, the programs and their metrics
+	@cargo build --workspace --locked --quiet --bin gpunode-docs --bin kubectl-gpunode --bin gpunode-operator --bin gpunode-agent
+	@$(TARGET)/debug/gpunode-docs references docs
+
+.PHONY: book
+book: mdbook ## build the documentation site in target/book
+	@tests/docs/book.sh
+
 .PHONY: lint
-lint: cargo-deny cargo-machete ## formatting, clippy, docs, licences, generated files, purity of the pure crates
+lint: cargo-deny cargo-machete mdbook ## formatting, clippy, docs, licences, generated files, the site, purity of the pure crates
 	@tests/lint.sh
 
 # cargo-deny runs for seconds; without optimisation it compiles in half the time.
@@ -83,6 +93,12 @@ cargo-deny:
 cargo-machete:
 	@[ "$$(cargo machete --version 2>/dev/null)" = '$(CARGO_MACHETE_VERSION)' ] \
 	  || cargo install --locked --version $(CARGO_MACHETE_VERSION) cargo-machete
+
+# Two minutes on one core; without optimisation it builds the site in seconds.
+.PHONY: mdbook
+mdbook:
+	@[ "$$(mdbook --version 2>/dev/null)" = 'mdbook v$(MDBOOK_VERSION)' ] \
+	  || cargo install --locked --debug --no-default-features --features search --version $(MDBOOK_VERSION) mdbook
 
 .PHONY: function-order
 function-order: programs ## record which functions an agent executes, and write node-agent/function-order.txt

@@ -29,6 +29,16 @@ for file in "$generated"/*.yaml; do
   diff -u "manifests/crds/$(basename "$file")" "$file" || { echo "run 'make crds' and commit the result"; exit 1; }
 done
 
+step "generated documentation is up to date"
+cargo build --workspace --locked --quiet --bin gpunode-docs --bin kubectl-gpunode --bin gpunode-operator --bin gpunode-agent
+target/debug/gpunode-docs references "$generated/docs"
+for folder in reference pictures; do
+  diff -ru --exclude='*.yaml' "docs/$folder" "$generated/docs/$folder" || { echo "run 'make docs' and commit the result"; exit 1; }
+done
+
+step "documentation site"
+tests/docs/book.sh
+
 step "pure crates depend on no runtime and no client"
 for crate in gpunode-config gpunode-crds gpunode-gpu gpunode-cdi gpunode-mig gpunode-plan; do
   if cargo tree --locked -e normal -p "$crate" --prefix none | grep -E '^(tokio|kube-client|kube-runtime|hyper|tonic) '; then

@@ -42,7 +42,7 @@ impl OperatorMetrics {
         let mut registry = Registry::with_prefix("gpunode_operator");
         registry.register(
             "build",
-            "Version of the operator",
+            "Version of the program",
             Info::new([("version", env!("CARGO_PKG_VERSION"))]),
         );
         Self {

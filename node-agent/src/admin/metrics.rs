@@ -36,9 +36,9 @@ struct MetricFamilies {
     registry: Registry,
     resources: Mutex<BTreeSet<String>>,
     devices: Family<ByHealth, Gauge>,
-    allocations: Family<ByResult, Counter>,
+    allocations: Family<ByAllocation, Counter>,
     calls: Family<ByMethod, Histogram, fn() -> Histogram>,
-    registrations: Family<ByResult, Counter>,
+    registrations: Family<ByRegistration, Counter>,
     xids: Family<ByXid, Counter>,
     nvml_errors: Family<ByCall, Counter>,
     config: Family<ByHash, Gauge>,
@@ -67,35 +67,51 @@ pub enum PluginMethod {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ByHealth {
+    /// Empty on discovery agents.
     resource: String,
+    /// `healthy` or `unhealthy`.
     health: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ByResult {
+struct ByAllocation {
     resource: String,
+    /// `granted` or `refused`.
+    result: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ByRegistration {
+    resource: String,
+    /// `accepted` or `failed`.
     result: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ByMethod {
+    /// `Allocate`, `GetPreferredAllocation`, `ListAndWatch` or `Register`.
     method: PluginMethod,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ByXid {
+    /// Number up to 255, or `other`.
     xid: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ByCall {
+    /// Name of the C function.
     call: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ByFault {
+    /// Index such as `3`, or `3:1` for a MIG device.
     gpu: String,
+    /// Reason of the most serious fault, as in `GpuNode.status.gpus[].health`.
     reason: &'static str,
+    /// Its grade: `Degraded`, `NoNewWork` or `Broken`.
     grade: &'static str,
 }
 
@@ -106,27 +122,33 @@ struct ByResource {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ByGpu {
+    /// Index.
     gpu: u32,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ByPhase {
+    /// Phase, as in `GpuNode.status.gpus[].mig`.
     phase: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ByProfile {
+    /// Profile such as `1g.10gb`.
     profile: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct BySlices {
+    /// Index.
     gpu: u32,
+    /// `compute` or `memory`.
     slices: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ByAttempt {
+    /// `done`, `blocked`, `failed` or `reboot_required`.
     result: &'static str,
 }
 
@@ -158,9 +180,9 @@ impl AgentMetrics {
     /// Creates the metrics, all zero.
     pub fn new() -> Self {
         let devices = Family::<ByHealth, Gauge>::default();
-        let allocations = Family::<ByResult, Counter>::default();
+        let allocations = Family::<ByAllocation, Counter>::default();
         let calls = Family::new_with_constructor((|| Histogram::new(BUCKETS)) as fn() -> Histogram);
-        let registrations = Family::<ByResult, Counter>::default();
+        let registrations = Family::<ByRegistration, Counter>::default();
         let xids = Family::<ByXid, Counter>::default();
         let nvml_errors = Family::<ByCall, Counter>::default();
         let config = Family::<ByHash, Gauge>::default();
@@ -180,61 +202,69 @@ impl AgentMetrics {
         );
         registry.register(
             "devices",
-            "Advertised device IDs, by resource and health",
+            "Device ids that the agent advertises to the kubelet; on discovery agents, GPUs that answer or do not, without regard to XIDs",
             devices.clone(),
         );
-        registry.register("allocations", "Container allocations, by result", allocations.clone());
+        registry.register("allocations", "Containers that requested devices", allocations.clone());
         registry.register_with_unit(
             "rpc_duration",
-            "Duration of calls between the agent and the kubelet",
+            "Duration of calls from and to the kubelet; of ListAndWatch, the time to build one list",
             Unit::Seconds,
             calls.clone(),
         );
         registry.register(
             "registrations",
-            "Registration attempts with the kubelet, by result",
+            "Attempts to register with the kubelet",
             registrations.clone(),
         );
         registry.register("xids", "XID events from the driver", xids.clone());
-        registry.register("nvml_errors", "Failed NVML calls", nvml_errors.clone());
+        registry.register(
+            "nvml_errors",
+            "Failed NVML calls while probing devices or waiting for them",
+            nvml_errors.clone(),
+        );
         registry.register(
             "faults",
-            "GPUs and MIG devices with a fault, one each, with the most serious reason",
+            "1 for each faulty GPU or MIG device, whatever the number of its faults; absent if there are none",
             faults.clone(),
         );
         registry.register(
             "held_shares",
-            "Shares that containers hold, by resource",
+            "Shares that containers hold; of a whole GPU that is one",
             held_shares.clone(),
         );
         registry.register(
             "unaccounted_processes",
-            "Processes on a GPU of no container that holds it",
+            "Processes on a GPU that belong to no container that holds it",
             unaccounted_processes.clone(),
         );
-        registry.register("mig_gpus", "GPUs with a MIG layout, by phase", mig_gpus.clone());
+        registry.register(
+            "mig_gpus",
+            "GPUs with a MIG layout; absent without layouts",
+            mig_gpus.clone(),
+        );
         registry.register(
             "mig_instances",
-            "MIG devices of GPUs with a layout, by profile",
+            "MIG devices of the GPUs with a MIG layout",
             mig_instances.clone(),
         );
         registry.register(
             "mig_largest_free_slices",
-            "Slices of the largest GPU instance that could be created now on a GPU with a layout, 0 if none fits",
+            "Slices of the largest GPU instance that could be created now beside those of the GPU, 0 if none fits; of GPUs with a MIG layout on which MIG is on",
             mig_largest_free.clone(),
         );
-        registry.register(
-            "mig_attempts",
-            "Attempts to change MIG on a GPU, by result",
-            mig_attempts.clone(),
-        );
+        registry.register("mig_attempts", "Attempts to change MIG on a GPU", mig_attempts.clone());
         registry.register_with_unit(
             "mig_change_duration",
-            "Time in which GPUs got their MIG layout",
+            "Time from the approval of a change of MIG until the GPU has its layout",
             Unit::Seconds,
             mig_changes.clone(),
         );
-        registry.register("config_info", "Hash of the configuration in force", config.clone());
+        registry.register(
+            "config_info",
+            "1 for the configuration that is in force",
+            config.clone(),
+        );
         let resources = Mutex::default();
         Self(
             MetricFamilies {
@@ -368,7 +398,7 @@ impl AgentMetrics {
 
     /// Counts an allocation to a container, granted or refused.
     pub fn allocated(&self, resource: &str, given: bool) {
-        let labels = ByResult {
+        let labels = ByAllocation {
             resource: self.resource(resource),
             result: if given { "granted" } else { "refused" },
         };
@@ -377,7 +407,7 @@ impl AgentMetrics {
 
     /// Counts a registration, accepted or failed.
     pub fn registered(&self, resource: &str, taken: bool) {
-        let labels = ByResult {
+        let labels = ByRegistration {
             resource: self.resource(resource),
             result: if taken { "accepted" } else { "failed" },
         };
@@ -510,5 +540,68 @@ mod tests {
             text.contains(r#"gpunode_agent_nvml_errors_total{call="nvmlDeviceGetMemoryInfo"} 1"#),
             "{text}"
         );
+    }
+
+    /// The generated list of all metrics.
+    const DOCUMENT: &str = include_str!("../../../docs/reference/metrics.md");
+
+    /// Metrics of which each has a value.
+    fn complete() -> AgentMetrics {
+        let metrics = AgentMetrics::new();
+        metrics.set_devices([("a.b/c", 1, 0)].into_iter());
+        metrics.set_faults([(None, "Xid", "Broken")].into_iter());
+        metrics.set_held_shares([("a.b/c", 1)].into_iter());
+        metrics.set_unaccounted_processes([(0, 1)].into_iter());
+        metrics.set_mig(["Applied"].into_iter(), ["1g.10gb"].into_iter());
+        metrics.set_mig_largest_free([(0, (3, 4))].into_iter());
+        metrics.mig_attempt("done");
+        metrics.mig_changed(Duration::from_secs(1));
+        metrics.set_config(Some("hash"));
+        metrics.allocated("a.b/c", true);
+        metrics.registered("a.b/c", true);
+        drop(metrics.timer(PluginMethod::Allocate));
+        metrics.xid(79);
+        metrics.nvml_error("nvmlDeviceGetMemoryInfo");
+        metrics
+    }
+
+    #[test]
+    fn each_metric_is_documented_with_its_type_and_labels_and_each_documented_one_exists() {
+        let text = complete().render();
+        let types = text.lines().filter_map(|line| line.strip_prefix("# TYPE "));
+        let exposed: BTreeSet<String> = types
+            .filter_map(|line| line.split_once(' '))
+            .map(|(name, kind)| {
+                // The text format appends these to the name.
+                let (end, series) = match kind {
+                    "counter" => ("_total", "_total"),
+                    "info" => ("_info", "_info"),
+                    "histogram" => ("", "_count"),
+                    _ => ("", ""),
+                };
+                let series = text
+                    .lines()
+                    .find_map(|line| line.strip_prefix(&format!("{name}{series}")));
+                let labels = series
+                    .and_then(|rest| rest.strip_prefix('{')?.split_once('}'))
+                    .map_or("", |(labels, _)| labels);
+                let labels: Vec<_> = labels
+                    .split(',')
+                    .filter_map(|label| label.split_once('='))
+                    .map(|it| it.0)
+                    .collect();
+                format!("{name}{end} {kind} {}", labels.join(" "))
+            })
+            .collect();
+        let rows = DOCUMENT.lines().filter(|line| line.starts_with("| `gpunode_agent_"));
+        let documented: BTreeSet<String> = rows
+            .map(|row| {
+                let cells: Vec<_> = row.split('|').map(str::trim).collect();
+                let labels = cells[3].split("; ").filter_map(|label| label.split('`').nth(1));
+                let labels: Vec<_> = labels.collect();
+                format!("{} {} {}", cells[1].trim_matches('`'), cells[2], labels.join(" "))
+            })
+            .collect();
+        assert_eq!(documented, exposed);
     }
 }

@@ -14,6 +14,7 @@ pub struct CacheMetrics {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct CacheLabel {
+    /// Plural name.
     resource: &'static str,
 }
 
@@ -21,7 +22,7 @@ impl CacheMetrics {
     /// Metrics without any cache.
     pub fn new(registry: &mut Registry) -> Self {
         let objects = Family::<CacheLabel, Gauge>::default();
-        registry.register("cache_objects", "Objects in memory, by resource", objects.clone());
+        registry.register("cache_objects", "Objects in memory", objects.clone());
         Self { objects }
     }
 

@@ -25,20 +25,16 @@ impl ElectionMetrics {
             lease_age: Gauge::default(),
             lateness: Histogram::new(LATENESS_BUCKETS),
         };
-        registry.register(
-            "is_leader",
-            "1 if this replica is the leader, otherwise 0",
-            metrics.leader.clone(),
-        );
+        registry.register("is_leader", "1 on the leader, else 0", metrics.leader.clone());
         registry.register_with_unit(
             "lease_age",
-            "Time since this replica last renewed the Lease, 0 if it does not hold it",
+            "Time since this replica last renewed the Lease; 0 if it does not hold it",
             Unit::Seconds,
             metrics.lease_age.clone(),
         );
         registry.register_with_unit(
             "lease_renewal_lateness",
-            "Time from the moment at which an attempt to take or renew the Lease was due to its begin",
+            "Delay with which an attempt to take or renew the Lease began",
             Unit::Seconds,
             metrics.lateness.clone(),
         );

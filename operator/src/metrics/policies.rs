@@ -23,12 +23,14 @@ pub struct PolicyMetrics {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct PolicyStateLabels {
     policy: String,
+    /// `matched`, `ready`, `updating`, `failed` or `conflicted`.
     state: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct PolicyConditionLabels {
     policy: String,
+    /// `Ready`, `Reconciling`, `Stalled`, `Conflict` or `Degraded`.
     r#type: &'static str,
 }
 
@@ -49,22 +51,22 @@ impl PolicyMetrics {
         );
         registry.register(
             "discovery_outdated_nodes",
-            "Nodes whose discovery pod is of an earlier version, only on the leader",
+            "Nodes whose discovery pod is of an earlier version; on the leader. Above 0 for long: nodes that are down, or an image that does not start",
             metrics.outdated_discovery.clone(),
         );
         registry.register(
             "removal_waiting_nodes",
-            "Nodes that still have what a deleted policy wrote, once for each policy, only on the leader",
+            "Nodes that still have what a deleted policy wrote, counted once for each policy; on the leader",
             metrics.removal_nodes.clone(),
         );
         registry.register(
             "policy_nodes",
-            "Nodes of a policy by state, only on the leader",
+            "Nodes of a policy; on the leader, for the first 100 policies by falling priority and then by name",
             metrics.nodes.clone(),
         );
         registry.register(
             "policy_condition",
-            "1 if a condition of a policy is True, otherwise 0, only on the leader",
+            "1 if a condition of a policy is True, else 0; on the leader, for the same policies as policy_nodes",
             metrics.conditions.clone(),
         );
         metrics

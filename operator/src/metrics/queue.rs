@@ -77,11 +77,13 @@ pub struct QueueMetrics {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ClassLabel {
+    /// `urgent` or `ordinary`.
     class: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ReasonLabel {
+    /// `conflict`, `failure` or `too_early`.
     reason: &'static str,
 }
 
@@ -97,29 +99,29 @@ impl QueueMetrics {
         };
         registry.register(
             "workqueue_depth",
-            "Keys that are due and wait, by class",
+            "Objects that wait in the work queue",
             metrics.depth.clone(),
         );
         registry.register_with_unit(
             "workqueue_longest_wait",
-            "Time for which the key waits that has been due the longest",
+            "Time for which the first object in the work queue waits",
             Unit::Seconds,
             metrics.longest_wait.clone(),
         );
         registry.register(
             "sweep_pending_nodes",
-            "Nodes that a sweep over the fleet has not planned yet, only on the leader",
+            "Nodes that a change of the whole fleet has not planned yet; on the leader",
             metrics.sweep.clone(),
         );
         registry.register_with_unit(
             "workqueue_queue_duration",
-            "Time that a key was due before it was taken, by class",
+            "Time that an object waited in the work queue",
             Unit::Seconds,
             metrics.waits.clone(),
         );
         registry.register(
             "workqueue_retries",
-            "Keys that were queued again, by reason",
+            "Objects that are tried again",
             metrics.retries.clone(),
         );
         metrics

@@ -15,6 +15,7 @@ pub struct WatchMetrics {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct WatchLabel {
+    /// Plural name, also `resourceslices`, and `pods` while a policy has `deleteRejectedPods`, both of which `/readyz` ignores.
     resource: String,
 }
 
@@ -24,7 +25,7 @@ impl WatchMetrics {
         let ages = Family::<WatchLabel, Gauge<f64, AtomicU64>>::default();
         registry.register_with_unit(
             "watch_age",
-            "Time since a list or watch last brought something, by resource",
+            "Time since a list or watch last brought something",
             Unit::Seconds,
             ages.clone(),
         );

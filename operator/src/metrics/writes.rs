@@ -69,12 +69,15 @@ pub struct WriteMetrics {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct KindLabel {
+    /// Kind of the object.
     kind: WorkKind,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct WriteLabels {
+    /// Kind of the object.
     kind: WorkKind,
+    /// `accepted`, `conflict`, `refused` or `failed`.
     result: &'static str,
 }
 
@@ -90,20 +93,28 @@ impl WriteMetrics {
         };
         registry.register(
             "reconciles",
-            "Reconciles of objects, including those that needed no write",
+            "Reconciled objects, including those that needed no write",
             metrics.reconciles.clone(),
         );
-        registry.register("writes", "Writes, by their result", metrics.writes.clone());
-        registry.register("errors", "Reconciles that failed", metrics.errors.clone());
+        registry.register(
+            "writes",
+            "Requests that the API server accepted, and objects whose write ended otherwise",
+            metrics.writes.clone(),
+        );
+        registry.register(
+            "errors",
+            "Failed reconciles, without conflicts and without evictions that the API server refuses",
+            metrics.errors.clone(),
+        );
         registry.register_with_unit(
             "planning_time",
-            "Time to compute what one key of the work queue needs",
+            "Time to compute what one object needs",
             Unit::Seconds,
             metrics.planning.clone(),
         );
         registry.register_with_unit(
             "reconcile_time",
-            "Time from taking a key from the work queue to the end of its writes",
+            "Time from taking an object from the work queue to the end of its writes",
             Unit::Seconds,
             metrics.reconciling.clone(),
         );
