@@ -103,6 +103,10 @@ gpu-check: ## compare gpunode with nvidia-smi on this machine, which has a GPU; 
 	@cargo build --release --locked -p gpunode-gpu-check
 	@$(TARGET)/release/gpunode-gpu-check $(ARGS)
 
+.PHONY: dashboards
+dashboards: ## draw the Grafana dashboards with recorded series in a browser, and write the pictures of docs/monitoring.md
+	@tests/monitoring/pictures.sh
+
 .PHONY: soak
 soak: kubernetes images ## kill agents at random and fuzz, each test for long (SOAK_SECONDS=1800, GPUNODE_SOAK_SEED=n)
 	@tests/soak.sh

@@ -430,6 +430,72 @@ impl AgentMetrics {
 mod tests {
     use super::*;
 
+    /// The users' list of all metrics.
+    const DOCUMENT: &str = include_str!("../../../docs/metrics.md");
+
+    /// Metrics of which each has a value.
+    fn complete() -> AgentMetrics {
+        let metrics = AgentMetrics::new();
+        metrics.set_devices([("a.b/c", 1, 0)].into_iter());
+        metrics.allocated("a.b/c", true);
+        drop(metrics.timer(PluginMethod::Register));
+        metrics.registered("a.b/c", true);
+        metrics.xid(79);
+        metrics.nvml_error("nvmlDeviceGetMemoryInfo");
+        metrics.set_config(Some("hash"));
+        metrics.set_faults([(None, "Xid", "Broken")].into_iter());
+        metrics.set_held_shares([("a.b/c", 1)].into_iter());
+        metrics.set_unaccounted_processes([(0, 1)].into_iter());
+        metrics.set_mig(["Applied"].into_iter(), ["1g.10gb"].into_iter());
+        metrics.set_mig_largest_free([(0, (3, 4))].into_iter());
+        metrics.mig_attempt("done");
+        metrics.mig_changed(Duration::from_secs(1));
+        // One that is new belongs above: a family without a series is not exposed.
+        let MetricFamilies {
+            registry: _,
+            resources: _,
+            devices: _,
+            allocations: _,
+            calls: _,
+            registrations: _,
+            xids: _,
+            nvml_errors: _,
+            config: _,
+            faults: _,
+            held_shares: _,
+            unaccounted_processes: _,
+            mig_gpus: _,
+            mig_instances: _,
+            mig_largest_free: _,
+            mig_attempts: _,
+            mig_changes: _,
+        } = &*metrics.0;
+        metrics
+    }
+
+    #[test]
+    fn each_metric_is_documented_and_each_documented_one_exists() {
+        let text = complete().render();
+        let types = text.lines().filter_map(|line| line.strip_prefix("# TYPE "));
+        // The text format appends these to the name.
+        let suffix = |kind: &str| match kind {
+            "counter" => "_total",
+            "info" => "_info",
+            _ => "",
+        };
+        let exposed: BTreeSet<String> = types
+            .filter_map(|line| line.split_once(' '))
+            .map(|(name, kind)| format!("{name}{}", suffix(kind)))
+            .collect();
+        let rows = DOCUMENT.lines().filter_map(|line| line.strip_prefix("| `"));
+        let documented: BTreeSet<String> = rows
+            .filter_map(|row| row.split_once('`'))
+            .map(|(name, _)| name.to_owned())
+            .filter(|name| name.starts_with("gpunode_agent_"))
+            .collect();
+        assert_eq!(documented, exposed);
+    }
+
     #[test]
     fn devices_of_a_resource_that_goes_go_with_it() {
         let metrics = AgentMetrics::new();
