@@ -128,6 +128,10 @@ version: ## write VERSION=x everywhere, and cut CHANGELOG.md; then commit, and m
 release: ## build what a release publishes, twice with equal digests, into target/releases/VERSION (VERSION=x, docs/release.md)
 	@release/build.sh "$(VERSION)"
 
+.PHONY: dashboards
+dashboards: ## draw the Grafana dashboards with recorded series in a browser, and write the pictures of docs/monitoring.md
+	@tests/monitoring/pictures.sh
+
 .PHONY: soak
 soak: kubernetes images ## kill agents at random and fuzz, each test for long (SOAK_SECONDS=1800, GPUNODE_SOAK_SEED=n)
 	@tests/soak.sh

@@ -49,7 +49,7 @@ clusters="e2e e2e-agents e2e-removal e2e-mig e2e-late"
 on_agents="evicted:: from_nvidia_plugin:: health:: inside_containers:: kills:: memory:: mps:: rejected:: release:: startup_taint:: switching:: unhealthy_taint::"
 on_removal="companions:: dra:: from_gpushare_and_gpu_manager:: staying_up::"
 # Those of another cluster, tests/e2e/mig.yaml, and those that follow them on one like the others.
-on_mig="from_mig_manager:: mig_drain:: mig_layout::"
+on_mig="from_mig_manager:: mig_drain:: mig_layout:: monitoring::"
 on_late="admission:: contention:: leadership:: policy_hand_over::"
 
 # A full disk stops API servers in the middle of a request, and everything waits. A build takes 12 GiB, clusters and logs the rest.
@@ -134,6 +134,8 @@ root() {
   stage "GitOps tools: phases" program phases --ignored
   stage "GitOps tools: samples" program samples --ignored
   stage "GitOps tools: components" program components --ignored
+  stage "alerts: Prometheus' engine and lint" program alerts --ignored
+  stage "alerts and dashboards: kustomize" program monitoring --ignored
   stage "hooks as root: mounts" program gpunode-hook --ignored
   stage "hooks as root: the loader" program hook --ignored --skip measure
   stage "records of functions as root" program recorder --ignored

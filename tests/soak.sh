@@ -1,9 +1,12 @@
 #!/usr/bin/env bash
 # `make soak`: what `make test` runs for seconds, each for SOAK_SECONDS (default 1800): the test that kills the agent at random
 # moments, damaged policies against an API server, and every fuzz test under libFuzzer (tests/soak-fuzz.sh), one after the other.
+# Before them the cases of the alerts with promtool, which compiles for over three minutes of a processor; `make test` runs them with
+# Prometheus' engine alone.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export SOAK_SECONDS=${SOAK_SECONDS:-1800}
+GPUNODE_PROMTOOL=1 cargo test --workspace --locked --test alerts -- --ignored
 cluster=soak
 trap 'target/release/gpunode-cluster down --name "$cluster"' EXIT
 target/release/gpunode-cluster up --name "$cluster" --cluster tests/e2e/cluster.yaml

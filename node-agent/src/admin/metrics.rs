@@ -562,6 +562,26 @@ mod tests {
         drop(metrics.timer(PluginMethod::Allocate));
         metrics.xid(79);
         metrics.nvml_error("nvmlDeviceGetMemoryInfo");
+        // One that is new belongs above: a family without a series is not exposed.
+        let MetricFamilies {
+            registry: _,
+            resources: _,
+            devices: _,
+            allocations: _,
+            calls: _,
+            registrations: _,
+            xids: _,
+            nvml_errors: _,
+            config: _,
+            faults: _,
+            held_shares: _,
+            unaccounted_processes: _,
+            mig_gpus: _,
+            mig_instances: _,
+            mig_largest_free: _,
+            mig_attempts: _,
+            mig_changes: _,
+        } = &*metrics.0;
         metrics
     }
 

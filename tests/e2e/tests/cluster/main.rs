@@ -26,6 +26,7 @@ mod memory;
 mod mig;
 mod mig_drain;
 mod mig_layout;
+mod monitoring;
 mod mps;
 mod newer_policy;
 mod people;
