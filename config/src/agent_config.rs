@@ -5,7 +5,7 @@
 
 use crate::{
     Allocation, CompanionConfig, DeviceIdStrategy, DeviceListStrategy, DeviceSelector, HealthRules, MigConfig,
-    MigStrategy, Sharing, SharingStrategy,
+    MigStrategy, Sharing, SharingStrategy, UsageConfig,
     companion::{MAX_COMPANIONS, RESOURCE_TWICE, VARIABLE_TWICE},
 };
 use kube::KubeSchema;
@@ -115,6 +115,10 @@ pub struct AgentConfig {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub health: Option<HealthRules>,
 
+    /// Figures of what containers use of the GPUs that they hold.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub usage: Option<UsageConfig>,
+
     /// Exits when the driver or a GPU cannot be initialized, instead of waiting until it can. Default: false.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fail_on_init_error: Option<bool>,
@@ -217,6 +221,11 @@ impl AgentConfig {
     /// Returns true if the agent exits when the driver cannot be initialized.
     pub fn fail_on_init_error(&self) -> bool {
         self.fail_on_init_error.unwrap_or(false)
+    }
+
+    /// Returns the times of the figures of what containers use.
+    pub fn usage(&self) -> UsageConfig {
+        self.usage.clone().unwrap_or_default()
     }
 
     /// Returns the MIG strategy in force.

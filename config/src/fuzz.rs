@@ -11,7 +11,7 @@ const CONFIGURATIONS: [&str; 6] = [
     "resources: [{name: nvidia.com/gpu, sharing: {strategy: TimeSlicing, replicas: 4}, allocation: Packed}]\nhealth: {ignoreXids: [109], recovery: Manual}\n",
     "resources:\n- name: aliyun.com/gpu-mem\n  devices: {indices: [0, 1], products: ['*V100*'], minMemory: 16Gi}\n  sharing: {strategy: Memory, unit: 1Gi}\n- name: a.b/c\n  devices: {uuids: [GPU-4cf8db2d-06c0-7d70-1a51-e59b25b2c16c]}\n  sharing: {strategy: Mps, replicas: 2}\npassDeviceSpecs: true\n",
     "mig: {strategy: Mixed, layout: [{devices: {products: ['*A100*']}, instances: {1g.10gb: 3, 4g.40gb: 1}}, {devices: {indices: [1]}, preset: all-balanced}, {disabled: true}]}\n",
-    "deviceListStrategy: [Envvar, CdiCri]\ndeviceIdStrategy: Uuid\ngds: true\nmofed: true\nimexChannels: [0]\nfailOnInitError: false\n",
+    "deviceListStrategy: [Envvar, CdiCri]\ndeviceIdStrategy: Uuid\ngds: true\nmofed: true\nimexChannels: [0]\nfailOnInitError: false\nusage: {interval: 30s, idleAfter: 1h30m}\n",
     "companions:\n- {resource: rdma/hca, paths: ['/dev/infiniband/*'], group: Together, shares: 64, inject: {deviceNodes: {permissions: rw}, env: {name: RDMA, value: Paths}}}\n- {resource: a.b/c, paths: [/etc/colas/*], inject: {mounts: {readOnly: true}}}\n",
 ];
 

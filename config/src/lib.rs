@@ -18,6 +18,7 @@
 //! | `allocation` | policies that choose a container's GPUs |
 //! | `sharing` | time slicing, memory units and MPS |
 //! | `health` | rules for XIDs and recovery |
+//! | `usage` | figures of what containers use |
 //! | `xid` | NVIDIA's XID catalog: meaning, resolution, effect on health |
 //! | `memory` | amounts of memory |
 //! | `validate` | checks that a schema cannot express |
@@ -46,6 +47,7 @@ mod mig_parted;
 mod mig_selection;
 mod nvidia_plugin;
 mod sharing;
+mod usage;
 mod validate;
 mod xid;
 mod yaml_value;
@@ -73,6 +75,7 @@ pub use nvidia_plugin::{
     PluginPathsError, is_nvidia_plugin_file, nvidia_plugin_config,
 };
 pub use sharing::{DeviceReplicas, Placement, Sharing, SharingStrategy};
+pub use usage::UsageConfig;
 pub use validate::{FieldProblem, is_dns_subdomain, is_name_part};
 pub use xid::{Resolution, describe_xid, is_xid_fault};
 pub use yaml_value::yaml_value;

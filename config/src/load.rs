@@ -192,7 +192,7 @@ mod tests {
         );
         assert_eq!(
             message("colour: red\n"),
-            "read configuration: colour: unknown field; known fields are cdiAnnotationPrefix, companions, deviceIdStrategy, deviceListStrategy, failOnInitError, gdrcopy, gds, health, imexChannels, mig, mofed, passDeviceSpecs, resources"
+            "read configuration: colour: unknown field; known fields are cdiAnnotationPrefix, companions, deviceIdStrategy, deviceListStrategy, failOnInitError, gdrcopy, gds, health, imexChannels, mig, mofed, passDeviceSpecs, resources, usage"
         );
     }
 

@@ -11,6 +11,7 @@
 //! | `sharing` | fields of sharing by strategy, and their bounds |
 //! | `mig` | layouts of MIG instances |
 //! | `health` | lists of faults and XIDs |
+//! | `usage` | durations of the figures of what containers use |
 //! | `companions` | names, paths and variables of companions |
 
 mod companions;
@@ -23,6 +24,7 @@ mod name_syntax;
 mod problem;
 mod resource_name;
 mod sharing;
+mod usage;
 
 #[cfg(test)]
 pub(crate) use mig::validate as validate_mig;
@@ -42,6 +44,9 @@ impl AgentConfig {
         companions::validate(self, &mut problems);
         if let Some(health) = &self.health {
             health::validate("health", health, &mut problems);
+        }
+        if let Some(usage) = &self.usage {
+            usage::validate(usage, &mut problems);
         }
         if let Some(mig) = &self.mig {
             mig::validate(mig, &mut problems);

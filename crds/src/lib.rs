@@ -19,6 +19,7 @@
 //! | `health` | health of a device |
 //! | `resources` | advertised resources, holders and waiting devices |
 //! | `runtime_status` | the container runtime, CDI and SELinux of a node |
+//! | `usage_report` | report of what containers use, from an agent to the kubectl plugin |
 //! | `reason` | types and reasons of conditions |
 //! | `untimed_condition` | a condition before its transition time is known |
 //! | `newer_value` | values of enums that a newer agent writes |
@@ -51,6 +52,7 @@ mod runtime_status;
 mod selector;
 mod taint;
 mod untimed_condition;
+mod usage_report;
 
 pub use configuration::{
     ChangeState, Configuration, ConfigurationStep, DisruptiveChange, DrainFailure, MAX_DRAIN_MESSAGE,
@@ -91,3 +93,4 @@ pub use runtime_status::{
 pub use selector::{GpuSelector, NodeSelector, NodeSelectorRequirement, SelectorOperator};
 pub use taint::{PolicyTaint, PreviewTaint, StartupTaint, TaintEffect, UnhealthyTaint};
 pub use untimed_condition::UntimedCondition;
+pub use usage_report::{ContainerUsage, MAX_USAGE_ENTRIES, UsageReport};

@@ -2,7 +2,7 @@
 //!
 //! | module | what it does |
 //! |---|---|
-//! | `server` | serves `/livez`, `/readyz` and `/metrics` |
+//! | `server` | serves `/livez`, `/readyz`, `/metrics` and `/usage` |
 //! | `metrics` | the Prometheus metrics |
 
 pub mod metrics;

@@ -64,6 +64,7 @@ pub async fn discover(args: NodeArgs) -> Result<()> {
         readiness,
         liveness: server::always_live(),
         metrics: metrics.clone(),
+        usage: None,
     };
     tasks.spawn(server.run(listener));
 

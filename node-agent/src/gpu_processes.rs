@@ -13,7 +13,7 @@ mod cgroup;
 pub mod small_file;
 pub mod toolkit_config;
 
-pub use cgroup::pod_of;
+pub use cgroup::{container_of, pod_of};
 
 use crate::{
     admin::metrics::AgentMetrics,
@@ -28,8 +28,9 @@ use crate::{
     mps::supervisor_pod,
     runtime::blocking_thread::BlockingThread,
 };
+pub use accounting::MPS;
 use accounting::{MpsServers, OwnedProcess, PodDevices, ProcessReports, report, unaccounted};
-use gpunode_gpu::{DeviceFaults, FaultReason, Gpu};
+use gpunode_gpu::Gpu;
 use gpunode_process::OnChange;
 use small_file::text;
 use std::{
@@ -41,7 +42,7 @@ use std::{
 use tokio::{
     sync::watch,
     task::JoinError,
-    time::{Instant, sleep, timeout},
+    time::{sleep, timeout},
 };
 use toolkit_config::{ACCEPT_VARIABLE, accepting};
 use tracing::{info, warn};
@@ -50,8 +51,6 @@ use tracing::{info, warn};
 const PAUSE: Duration = Duration::from_secs(15);
 /// Longest wait for the driver and the disk.
 const TIMEOUT: Duration = Duration::from_secs(30);
-/// Time without an answer after which the driver may hang.
-const SLOW: Duration = Duration::from_secs(2);
 /// Processes of this node, if this container has the host's PID namespace.
 const PROC: &str = "/proc";
 
@@ -187,15 +186,11 @@ fn read(
     let (Some(driver), Some(call)) = (roots.find(), roots.calls.begin()) else {
         return Ok(None);
     };
-    let hangs = || {
-        let before = Instant::now().checked_sub(SLOW);
-        before.is_some_and(|before| roots.calls.first_unanswered(before).is_some())
-    };
-    if hangs() {
+    if roots.calls.may_hang() {
         return Ok(None);
     }
     let processes = nvml::processes(&driver.library, gpus, |gpu| {
-        let may_begin = !hangs() && answers(&health.borrow(), gpu);
+        let may_begin = !roots.calls.may_hang() && health.borrow().answers(gpu);
         if may_begin {
             call.begin_turn(Some(gpu));
         }
@@ -211,13 +206,6 @@ fn read(
         mps_pod: supervisor_pod(mps_dir),
         accepting: accepting(&roots.host_root),
     }))
-}
-
-/// Returns false for a GPU that did not answer the last probe.
-fn answers(health: &NodeHealth, gpu: &str) -> bool {
-    let silent = [FaultReason::NotAnswering, FaultReason::DriverBlocked, FaultReason::Lost];
-    let has_fault = |faults: &DeviceFaults| silent.iter().any(|reason| faults.has_fault(gpu, *reason));
-    !health.faults.as_ref().is_some_and(has_fault)
 }
 
 /// Returns a process with its pod; none if it has ended. Blocks.
@@ -236,37 +224,7 @@ fn owner(process: DriverProcess, proc: &Path) -> Option<OwnedProcess> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::driver::nvml::probe::{ProbeTarget, unanswered};
-    use gpunode_config::HealthRules;
-    use gpunode_gpu::{GpuProbe, HealthObservation, ProbeResult};
-    use jiff::Timestamp;
     use std::fs;
-
-    #[test]
-    fn a_gpu_that_does_not_answer_is_left_alone_and_one_with_another_fault_is_not() {
-        let (mut faults, rules) = (DeviceFaults::default(), HealthRules::default());
-        for (gpu, result) in [("GPU-0", ProbeResult::Lost), ("GPU-3", ProbeResult::Hangs)] {
-            let target = ProbeTarget {
-                gpu: gpu.to_owned(),
-                ticket: faults.ticket(),
-                ..ProbeTarget::default()
-            };
-            let probe = GpuProbe {
-                result,
-                ..unanswered(&target)
-            };
-            faults.observe(HealthObservation::Probe(probe), &rules, Timestamp::UNIX_EPOCH);
-        }
-        let xid = HealthObservation::Xid("GPU-1".to_owned(), 48);
-        faults.observe(xid, &rules, Timestamp::UNIX_EPOCH);
-        let health = NodeHealth {
-            faults: Some(faults),
-            ..NodeHealth::default()
-        };
-        let gpus = ["GPU-0", "GPU-1", "GPU-2", "GPU-3"];
-        assert_eq!(gpus.map(|gpu| answers(&health, gpu)), [false, true, true, false]);
-        assert!(answers(&NodeHealth::default(), "GPU-0"));
-    }
 
     #[test]
     fn a_process_is_read_with_its_pod_and_one_that_ended_is_left_out() {

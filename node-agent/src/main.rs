@@ -11,6 +11,7 @@
 //! | `driver` | the hardware and the NVIDIA driver |
 //! | `container_runtime` | the container runtime and its settings |
 //! | `gpu_processes` | reports processes on GPUs that no container accounts for |
+//! | `usage` | reads what containers use of the GPUs that they hold |
 //! | `health` | monitors the devices for faults |
 //! | `configuration` | decides which configuration is in force |
 //! | `mig` | gives GPUs their MIG layouts |
@@ -51,6 +52,7 @@ mod run;
 mod runtime;
 mod status;
 mod store;
+mod usage;
 
 use anyhow::Result;
 use clap::Parser as _;

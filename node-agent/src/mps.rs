@@ -160,6 +160,7 @@ pub async fn supervise(settings: Settings) -> Result<()> {
         readiness,
         liveness: server::always_live(),
         metrics: AgentMetrics::new(),
+        usage: None,
     };
     let mut serving = tokio::spawn(server.clone().run(listener));
 

@@ -52,6 +52,7 @@ use crate::{
     },
     runtime::{blocking_thread::BlockingThread, signals::Signals},
     status::{start_mark::StartMark, writer::StatusReporter},
+    usage::sampler::{self, UsageSampler},
 };
 use anyhow::{Context as _, Result};
 use kube::Client;
@@ -89,10 +90,12 @@ pub async fn run(args: RunArgs) -> Result<()> {
     let (driver_events, driver_event_queue) = DriverEvents::new(metrics.clone(), driver_roots.calls.clone());
     let (node_events, node_event_queue) = NodeEventSender::new();
 
+    let usage_report = sampler::reports();
     let admin_server = AgentServer {
         readiness: outputs.readiness.subscribe(),
         liveness,
         metrics: metrics.clone(),
+        usage: Some(usage_report.subscribe()),
     };
     let release = ReleaseRequest::new(client.is_some().then(|| gpu_node.clone()), &host.state_dir);
     let hardware_watch = HardwareWatch {
@@ -151,6 +154,17 @@ pub async fn run(args: RunArgs) -> Result<()> {
         mps_dir: host.mps_dir.clone(),
         metrics: metrics.clone(),
         node_events: node_events.clone(),
+    };
+    let usage = UsageSampler {
+        driver_roots: driver_roots.clone(),
+        hardware: hardware.clone(),
+        health: node_health.clone(),
+        manager: manager.clone(),
+        device_plugin_dir: node.device_plugin_dir.clone(),
+        mps_dir: host.mps_dir.clone(),
+        config: outputs.usage.subscribe(),
+        metrics: metrics.clone(),
+        report: usage_report,
     };
     let mig = MigExecutor {
         roots: driver_roots.clone(),
@@ -224,6 +238,7 @@ pub async fn run(args: RunArgs) -> Result<()> {
         plugins,
         cdi,
         gpu_processes,
+        usage,
         mig,
         mig_outputs,
         health_inputs: Arc::new(Mutex::new(health_inputs)),

@@ -7,7 +7,7 @@
 //! | `conditions` | conditions and the text of `/readyz` |
 //! | `resources` | resources with capacity, allocatable and devices |
 //! | `hardware` | GPUs and MIG devices |
-//! | `usage` | summary of what is held, for the printer columns |
+//! | `in_use` | summary of what is held, for the printer columns |
 //! | `health` | times at which devices became healthy |
 //! | `mig_phases` | times at which GPUs reached their phase on the way to a MIG layout |
 //! | `missing` | keeps GPUs that vanished for 15 minutes |
@@ -20,6 +20,7 @@
 pub mod conditions;
 pub mod hardware;
 mod health;
+mod in_use;
 pub mod inputs;
 mod mig_phases;
 mod missing;
@@ -29,5 +30,4 @@ pub mod report;
 mod resources;
 pub mod start_mark;
 mod step;
-mod usage;
 pub mod writer;

@@ -27,6 +27,7 @@ const MAX_HEADER: usize = 16 * 1024;
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(5);
 /// Pause after a connection cannot be accepted, for lack of file descriptors.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
+const JSON: HeaderValue = HeaderValue::from_static("application/json");
 const PLAIN: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
 /// Prometheus 3 refuses a response without its format.
 const OPEN_METRICS: HeaderValue =
@@ -47,6 +48,15 @@ impl TextResponse {
             status,
             content_type: PLAIN,
             text: format!("{text}\n"),
+        }
+    }
+
+    /// Creates a response with a JSON document.
+    pub fn json(text: String) -> Self {
+        Self {
+            status: StatusCode::OK,
+            content_type: JSON,
+            text,
         }
     }
 

@@ -67,6 +67,7 @@ pub(super) fn config(
         imex_channels: imex_channels(settings, report),
         pass_device_specs,
         health: Some(xids::rules(settings, report)),
+        usage: None,
         fail_on_init_error: None,
         companions: Vec::new(),
     };

@@ -224,6 +224,11 @@ impl Allocator {
         self.state.held.devices().cloned().collect()
     }
 
+    /// Returns the shares of all containers, of any plugin, at the last observation.
+    pub fn observed_shares(&self) -> &[ContainerShares] {
+        self.state.held.observed()
+    }
+
     /// Returns the holders of shares of known devices and resources, in order. A container with a claim of NVIDIA's DRA driver
     /// holds the GPU of the claim once, or every GPU if the claim does not tell which.
     pub fn holders(&self) -> Vec<DeviceHolder> {

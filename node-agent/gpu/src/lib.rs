@@ -13,6 +13,7 @@
 //! | `allocator` | who holds what, what is advertised, what a container gets |
 //! | `health` | faults of devices and the evidence that ends them |
 //! | `mig` | layouts of MIG instances: from what is there to what is wanted |
+//! | `usage` | what containers use of the devices that they hold, beside what they were given |
 //! | `injection` | decides if containers get the GPUs that the kubelet allocates |
 //! | `diagnosis` | findings about a node, with what to do |
 
@@ -26,6 +27,7 @@ mod health;
 mod injection;
 mod mig;
 mod sharing;
+mod usage;
 
 pub use allocator::{
     AllocatedDevices, AllocationRefusal, Allocator, ContainerShares, DeviceHolder, KubeletObservation, PendingChange,
@@ -62,3 +64,7 @@ pub use mig::{
     forget, next_step,
 };
 pub use sharing::{AdvertisedResource, AdvertisedShare, Assignment, DeviceSharing, device_of};
+pub use usage::{
+    IdleClocks, ListedProcess, ProcessOwner, ProcessesOnGpu, SmSample, UsageHolder, UsageInputs, container_usage,
+    usage_holders,
+};

@@ -1,6 +1,7 @@
-//! Prometheus metrics. Label values are constants, except indexes of devices, resource names and XID numbers, whose count is
-//! bounded.
+//! Prometheus metrics. Label values are constants, except indexes of devices, resource names, XID numbers and containers that hold
+//! devices, whose count is bounded.
 
+use gpunode_crds::{ContainerUsage, UsageReport};
 use prometheus_client::{
     encoding::{EncodeLabelSet, EncodeLabelValue, text::encode},
     metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram, info::Info},
@@ -8,7 +9,7 @@ use prometheus_client::{
 };
 use std::{
     collections::BTreeSet,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError, atomic::AtomicU64},
     time::{Duration, Instant},
 };
 
@@ -45,11 +46,23 @@ struct MetricFamilies {
     faults: Family<ByFault, Gauge>,
     held_shares: Family<ByResource, Gauge>,
     unaccounted_processes: Family<ByGpu, Gauge>,
+    usage: UsageFamilies,
     mig_gpus: Family<ByPhase, Gauge>,
     mig_instances: Family<ByProfile, Gauge>,
     mig_largest_free: Family<BySlices, Gauge>,
     mig_attempts: Family<ByAttempt, Counter>,
     mig_changes: Histogram,
+}
+
+/// Use of devices by the containers that hold them, beside what they were given.
+#[derive(Clone, Debug, Default)]
+struct UsageFamilies {
+    memory_used: Family<ByContainer, Gauge>,
+    memory_given: Family<ByContainer, Gauge>,
+    sm_used: Family<ByContainer, Gauge<f64, AtomicU64>>,
+    sm_given: Family<ByContainer, Gauge<f64, AtomicU64>>,
+    idle: Family<ByContainer, Gauge>,
+    omitted: Gauge,
 }
 
 /// Call between the agent and the kubelet.
@@ -121,6 +134,18 @@ struct ByResource {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ByContainer {
+    /// Namespace of the pod.
+    namespace: String,
+    /// Name of the pod.
+    pod: String,
+    /// Name of the container.
+    container: String,
+    /// Index such as `3`, or `3:1` for a MIG device.
+    gpu: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ByGpu {
     /// Index.
     gpu: u32,
@@ -176,6 +201,85 @@ impl Drop for Timer {
     }
 }
 
+impl UsageFamilies {
+    fn add_to(&self, registry: &mut Registry) {
+        registry.register_with_unit(
+            "container_memory_used",
+            "Memory of a GPU that the processes of a container use",
+            Unit::Bytes,
+            self.memory_used.clone(),
+        );
+        registry.register_with_unit(
+            "container_memory_given",
+            "Memory of a GPU that a container was given",
+            Unit::Bytes,
+            self.memory_given.clone(),
+        );
+        registry.register_with_unit(
+            "container_sm_used",
+            "Part of the time in which the processes of a container used the SMs of a GPU",
+            Unit::Other("ratio".to_owned()),
+            self.sm_used.clone(),
+        );
+        registry.register_with_unit(
+            "container_sm_given",
+            "Part of the SMs of a GPU, or of their time, that a container was given",
+            Unit::Other("ratio".to_owned()),
+            self.sm_given.clone(),
+        );
+        registry.register_with_unit(
+            "container_idle",
+            "Time since a container was last seen to use a GPU that it holds",
+            Unit::Seconds,
+            self.idle.clone(),
+        );
+        registry.register(
+            "containers_without_usage",
+            "Containers on GPUs beyond the number that have figures of their use",
+            self.omitted.clone(),
+        );
+    }
+
+    fn set(&self, report: &UsageReport) {
+        for family in [&self.memory_used, &self.memory_given, &self.idle] {
+            family.clear();
+        }
+        for family in [&self.sm_used, &self.sm_given] {
+            family.clear();
+        }
+        for of in &report.containers {
+            let labels = ByContainer::of(of);
+            for (family, value) in [
+                (&self.memory_used, of.memory_used_bytes),
+                (&self.memory_given, of.memory_given_bytes),
+                (&self.idle, of.idle_seconds),
+            ] {
+                if let Some(value) = value {
+                    let value = i64::try_from(value).unwrap_or(i64::MAX);
+                    family.get_or_create(&labels).set(value);
+                }
+            }
+            for (family, value) in [(&self.sm_used, of.sm_used_ratio), (&self.sm_given, of.sm_given_ratio)] {
+                if let Some(value) = value {
+                    family.get_or_create(&labels).set(value);
+                }
+            }
+        }
+        self.omitted.set(i64::try_from(report.omitted).unwrap_or(i64::MAX));
+    }
+}
+
+impl ByContainer {
+    fn of(usage: &ContainerUsage) -> Self {
+        Self {
+            namespace: usage.namespace.clone(),
+            pod: usage.pod.clone(),
+            container: usage.container.clone(),
+            gpu: usage.gpu.clone(),
+        }
+    }
+}
+
 impl AgentMetrics {
     /// Creates the metrics, all zero.
     pub fn new() -> Self {
@@ -189,6 +293,7 @@ impl AgentMetrics {
         let faults = Family::<ByFault, Gauge>::default();
         let held_shares = Family::<ByResource, Gauge>::default();
         let unaccounted_processes = Family::<ByGpu, Gauge>::default();
+        let usage = UsageFamilies::default();
         let mig_gpus = Family::<ByPhase, Gauge>::default();
         let mig_instances = Family::<ByProfile, Gauge>::default();
         let mig_largest_free = Family::<BySlices, Gauge>::default();
@@ -238,6 +343,7 @@ impl AgentMetrics {
             "Processes on a GPU that belong to no container that holds it",
             unaccounted_processes.clone(),
         );
+        usage.add_to(&mut registry);
         registry.register(
             "mig_gpus",
             "GPUs with a MIG layout; absent without layouts",
@@ -280,6 +386,7 @@ impl AgentMetrics {
                 faults,
                 held_shares,
                 unaccounted_processes,
+                usage,
                 mig_gpus,
                 mig_instances,
                 mig_largest_free,
@@ -350,6 +457,11 @@ impl AgentMetrics {
                 .get_or_create(&ByGpu { gpu })
                 .set(i64::try_from(count).unwrap_or(i64::MAX));
         }
+    }
+
+    /// Sets what containers use. Removes containers that are not in the report, and figures that it does not have.
+    pub fn set_usage(&self, report: &UsageReport) {
+        self.0.usage.set(report);
     }
 
     /// Sets the phases of the GPUs with a MIG layout, one each, and the profiles of their MIG devices. Removes those that are not
@@ -512,6 +624,53 @@ mod tests {
         assert!(!metrics.render().contains("gpunode_agent_mig_largest_free_slices{"));
     }
 
+    fn usage(pod: &str, sm_used_ratio: Option<f64>) -> ContainerUsage {
+        ContainerUsage {
+            namespace: "ml".to_owned(),
+            pod: pod.to_owned(),
+            container: "main".to_owned(),
+            gpu: "0:1".to_owned(),
+            memory_used_bytes: Some(1 << 20),
+            memory_given_bytes: Some(1 << 30),
+            sm_used_ratio,
+            sm_given_ratio: Some(0.25),
+            idle_seconds: Some(90),
+            ..ContainerUsage::default()
+        }
+    }
+
+    #[test]
+    fn what_a_container_uses_goes_with_its_figure_and_with_the_container() {
+        let metrics = AgentMetrics::new();
+        let shows = |containers: Vec<ContainerUsage>| {
+            metrics.set_usage(&UsageReport {
+                containers,
+                omitted: 7,
+                ..UsageReport::default()
+            });
+            metrics.render()
+        };
+        let text = shows(vec![usage("a", Some(0.5)), usage("b", None)]);
+        let labels = |pod: &str| format!(r#"namespace="ml",pod="{pod}",container="main",gpu="0:1""#);
+        for series in [
+            format!("gpunode_agent_container_memory_used_bytes{{{}}} 1048576", labels("a")),
+            format!(
+                "gpunode_agent_container_memory_given_bytes{{{}}} 1073741824",
+                labels("a")
+            ),
+            format!("gpunode_agent_container_sm_used_ratio{{{}}} 0.5", labels("a")),
+            format!("gpunode_agent_container_sm_given_ratio{{{}}} 0.25", labels("b")),
+            format!("gpunode_agent_container_idle_seconds{{{}}} 90", labels("b")),
+            "gpunode_agent_containers_without_usage 7".to_owned(),
+        ] {
+            assert!(text.contains(&series), "{series} in {text}");
+        }
+        assert!(!text.contains(&format!("sm_used_ratio{{{}", labels("b"))), "{text}");
+        let text = shows(vec![usage("b", None)]);
+        assert!(!text.contains(&labels("a")), "{text}");
+        assert!(!text.contains("gpunode_agent_container_sm_used_ratio{"), "{text}");
+    }
+
     #[test]
     fn one_configuration_is_in_force() {
         let metrics = AgentMetrics::new();
@@ -562,6 +721,10 @@ mod tests {
         drop(metrics.timer(PluginMethod::Allocate));
         metrics.xid(79);
         metrics.nvml_error("nvmlDeviceGetMemoryInfo");
+        metrics.set_usage(&UsageReport {
+            containers: vec![usage("a", Some(0.5))],
+            ..UsageReport::default()
+        });
         // One that is new belongs above: a family without a series is not exposed.
         let MetricFamilies {
             registry: _,
@@ -575,6 +738,7 @@ mod tests {
             config: _,
             faults: _,
             held_shares: _,
+            usage: _,
             unaccounted_processes: _,
             mig_gpus: _,
             mig_instances: _,

@@ -26,11 +26,11 @@ use crate::{
     driver::{hardware_probe::DriverRoots, utilisation::Utilisation},
     health::{allocations::Allocations, node_health::NodeHealth},
     kubelet::{device_plugin_api::ContainerAllocateResponse, podresources::PodResources},
-    store::assignments::ClaimedFiles,
+    store::assignments::{Assignments, ClaimedFiles},
 };
 use daemons::DaemonWatch;
 use gpunode_crds::MpsDaemon;
-use gpunode_gpu::{AdvertisedResource, AllocatedDevices, AllocationRefusal, DeviceHolder};
+use gpunode_gpu::{AdvertisedResource, AllocatedDevices, AllocationRefusal, ContainerShares, DeviceHolder};
 use gpunode_process::OnChange;
 use holders::HolderWatch;
 pub use holders::ObservationState;
@@ -132,6 +132,13 @@ impl DeviceManager {
     /// Returns a snapshot of the state, and the number of the last change in it.
     pub fn snapshot(&self) -> (DeviceSnapshot, u64) {
         self.state.snapshot()
+    }
+
+    /// Returns the shares of all containers, and the assignments of devices; none while the kubelet does not tell the holders.
+    pub fn observed_shares(&self) -> Option<(Vec<ContainerShares>, Assignments)> {
+        let state = self.state.lock();
+        let (shares, assigned) = (state.allocator.observed_shares(), state.allocator.assigned());
+        state.knows_holders().then(|| (shares.to_vec(), assigned.clone()))
     }
 
     /// Keeps the holders of devices up to date. Never returns.

@@ -11,6 +11,8 @@ use tokio::{sync::watch, time::Instant};
 
 /// Longest wait for a turn. A call that takes longer hangs, or initialises its GPU.
 const TURN: Duration = Duration::from_secs(2);
+/// Time without an answer after which a call may hang.
+const SLOW: Duration = Duration::from_secs(2);
 /// Interval between attempts to get a turn.
 const POLL: Duration = Duration::from_millis(1);
 
@@ -99,6 +101,13 @@ impl DriverCalls {
         let calls = table.calls.values();
         let unanswered = calls.filter(|progress| progress.since.is_some_and(is_unanswered));
         unanswered.min_by_key(|progress| progress.since).cloned()
+    }
+
+    /// Returns true while a call may hang. Another one would wait behind it, and keep the driver from answering for other GPUs if it
+    /// is about the same.
+    pub fn may_hang(&self) -> bool {
+        let before = Instant::now().checked_sub(SLOW);
+        before.is_some_and(|before| self.first_unanswered(before).is_some())
     }
 }
 

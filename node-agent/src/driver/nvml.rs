@@ -12,7 +12,7 @@
 //! | `profile` | names MIG profiles |
 //! | `links` | reads the links between GPUs |
 //! | `probe` | probes GPUs for faults |
-//! | `processes` | lists the processes on the GPUs |
+//! | `processes` | lists the processes on the GPUs, and what they use |
 //! | `events` | waits for driver events |
 //! | `modes` | reads and sets the compute mode |
 //! | `compute_mode` | the compute modes |
@@ -53,5 +53,5 @@ pub use mig_change::{
     restore_persistence,
 };
 pub use modes::{compute_mode, set_compute_mode};
-pub use processes::{DriverProcess, processes};
+pub use processes::{DriverProcess, SampleTimes, process_use, processes};
 pub use reading::{DriverReading, read, utilisation};

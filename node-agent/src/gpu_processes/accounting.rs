@@ -10,7 +10,7 @@ use std::{
 
 /// Start of the names of MPS control daemons and servers, which run in a pod of gpunode without a device. The kernel cuts names off
 /// after 15 characters.
-const MPS: &str = "nvidia-cuda-mps";
+pub const MPS: &str = "nvidia-cuda-mps";
 /// Most processes that a text names.
 const MAX_NAMED: usize = 5;
 

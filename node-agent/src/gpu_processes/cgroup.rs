@@ -1,4 +1,4 @@
-//! Finds the pod of a process by its cgroups. Pure.
+//! Finds the pod and the container of a process by its cgroups. Pure.
 
 /// Shortest UID of a pod: that of a static pod, an MD5 sum. Others are UUIDs.
 const SHORTEST_UID: usize = 32;
@@ -10,9 +10,31 @@ const SHORTEST_UID: usize = 32;
 ///
 /// The outermost pod counts: containers, users and services may name the cgroups below their own as they like.
 pub fn pod_of(cgroups: &str) -> Option<String> {
+    pod_and_rest(cgroups).map(|(pod, _)| pod)
+}
+
+/// Returns the id of the container that a process belongs to; none for a process of the host, and for one of the pod alone.
+///
+/// Container runtimes name its cgroup by its id, with systemd as driver `RUNTIME-ID.scope`.
+pub fn container_of(cgroups: &str) -> Option<String> {
+    let (_, folder) = pod_and_rest(cgroups)?;
+    let folder = folder?;
+    let id = match folder.strip_suffix(".scope") {
+        Some(scope) => scope.rsplit_once('-')?.1,
+        None => folder.as_str(),
+    };
+    let is_id = id.len() >= SHORTEST_UID && id.chars().all(|character| character.is_ascii_hexdigit());
+    is_id.then(|| id.to_owned())
+}
+
+/// Returns the UID of the outermost pod, and the folder of the cgroup below it.
+fn pod_and_rest(cgroups: &str) -> Option<(String, Option<String>)> {
     let paths = cgroups.lines().filter_map(|line| line.splitn(3, ':').nth(2));
     let mut in_path = paths.map(|path| path.split('/').take_while(|folder| !is_of_host(folder)));
-    in_path.find_map(|mut folders| folders.find_map(pod_uid))
+    in_path.find_map(|mut folders| {
+        let pod = folders.find_map(pod_uid)?;
+        Some((pod, folders.next().map(str::to_owned)))
+    })
 }
 
 /// Returns true for the cgroup of a user, a virtual machine or a service.
@@ -43,6 +65,7 @@ mod tests {
     fn pods_are_found_under_each_cgroup_driver_and_version() {
         let escaped = UID.replace('-', "_");
         for cgroups in [
+            format!("0::/kubepods/besteffort/pod{UID}/c\n"),
             format!("0::/kubepods/besteffort/pod{UID}/{CONTAINER}\n"),
             format!(
                 "0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{escaped}.slice/cri-containerd-{CONTAINER}.scope\n"
@@ -59,6 +82,8 @@ mod tests {
             ),
         ] {
             assert_eq!(pod_of(&cgroups).as_deref(), Some(UID), "{cgroups}");
+            let container = (!cgroups.ends_with("/c\n")).then_some(CONTAINER);
+            assert_eq!(container_of(&cgroups).as_deref(), container, "{cgroups}");
         }
         let of_static = "0::/kubepods/pod0123456789abcdef0123456789abcdef/c";
         assert_eq!(pod_of(of_static).as_deref(), Some("0123456789abcdef0123456789abcdef"));

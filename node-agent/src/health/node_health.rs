@@ -34,6 +34,13 @@ impl NodeHealth {
         self.reasons_of(true)
     }
 
+    /// Returns false for a GPU that did not answer the last probe.
+    pub fn answers(&self, gpu: &str) -> bool {
+        let silent = [FaultReason::NotAnswering, FaultReason::DriverBlocked, FaultReason::Lost];
+        let has_fault = |faults: &DeviceFaults| silent.iter().any(|reason| faults.has_fault(gpu, *reason));
+        !self.faults.as_ref().is_some_and(has_fault)
+    }
+
     fn reasons_of(&self, paused: bool) -> impl Iterator<Item = (String, String)> {
         self.faults.iter().flat_map(move |health| {
             health.devices().filter_map(move |(device, faults)| {
@@ -43,5 +50,39 @@ impl NodeHealth {
                 (is_paused == paused).then(|| (device.to_owned(), fault_text::meaning(fault)))
             })
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::driver::nvml::probe::{ProbeTarget, unanswered};
+    use gpunode_gpu::{GpuProbe, HealthObservation, ProbeResult};
+    use jiff::Timestamp;
+
+    #[test]
+    fn a_gpu_that_does_not_answer_is_left_alone_and_one_with_another_fault_is_not() {
+        let (mut faults, rules) = (DeviceFaults::default(), Rules::default());
+        for (gpu, result) in [("GPU-0", ProbeResult::Lost), ("GPU-3", ProbeResult::Hangs)] {
+            let target = ProbeTarget {
+                gpu: gpu.to_owned(),
+                ticket: faults.ticket(),
+                ..ProbeTarget::default()
+            };
+            let probe = GpuProbe {
+                result,
+                ..unanswered(&target)
+            };
+            faults.observe(HealthObservation::Probe(probe), &rules, Timestamp::UNIX_EPOCH);
+        }
+        let xid = HealthObservation::Xid("GPU-1".to_owned(), 48);
+        faults.observe(xid, &rules, Timestamp::UNIX_EPOCH);
+        let health = NodeHealth {
+            faults: Some(faults),
+            ..NodeHealth::default()
+        };
+        let gpus = ["GPU-0", "GPU-1", "GPU-2", "GPU-3"];
+        assert_eq!(gpus.map(|gpu| health.answers(gpu)), [false, true, true, false]);
+        assert!(NodeHealth::default().answers("GPU-0"));
     }
 }

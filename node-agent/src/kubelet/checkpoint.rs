@@ -138,6 +138,16 @@ pub fn devices_of_pods(device_plugin_dir: &Path) -> Result<BTreeMap<String, BTre
     Ok(pods)
 }
 
+/// Returns the UID of the pod of each share in the checkpoint, by resource and id; blocks.
+pub fn pods_of_shares(device_plugin_dir: &Path) -> Result<BTreeMap<(String, String), String>, CheckpointError> {
+    let entries = entries(device_plugin_dir)?.into_iter().flat_map(|(_, entries)| entries);
+    let of_entry = |entry: CheckpointEntry| {
+        let pod = entry.pod.clone();
+        entry.shares().map(move |share| (share, pod.clone()))
+    };
+    Ok(entries.flat_map(of_entry).collect())
+}
+
 /// Returns the entries of the checkpoint and the file's identity; none without a file.
 fn entries(device_plugin_dir: &Path) -> Result<Option<(FileId, Vec<CheckpointEntry>)>, CheckpointError> {
     let path = device_plugin_dir.join(CHECKPOINT_FILE);
@@ -226,6 +236,14 @@ mod tests {
             ]
             .into()
         );
+        let share = |resource: &str, id: &str| (resource.to_owned(), id.to_owned());
+        let pods = pods_of_shares(folder.path()).unwrap();
+        assert_eq!(pods.get(&share("a.b/c", "GPU-3::0")).map(String::as_str), Some("b"));
+        assert_eq!(
+            pods.get(&share("nvidia.com/gpu", "GPU-2")).map(String::as_str),
+            Some("a")
+        );
+        assert_eq!(pods.len(), 3);
     }
 
     #[test]

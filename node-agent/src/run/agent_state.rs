@@ -41,7 +41,7 @@ use crate::{
     store::{assignments::SavedAssignments, atomic_file::DISK_TIMEOUT},
 };
 use anyhow::{Context as _, Result, bail};
-use gpunode_config::AgentConfig;
+use gpunode_config::{AgentConfig, UsageConfig};
 use gpunode_crds::{MigPhase, MigStatus, Reason, RuntimeStatus};
 use gpunode_gpu::{
     AttemptResult, DesiredDevices, InjectionWays, Inventory, MigWork, MigWorkKind, is_companion, unread_cdi_file,
@@ -140,6 +140,12 @@ impl<'a> AgentState<'a> {
             .and_then(|config| config.health.clone())
             .unwrap_or_default()
             .into()
+    }
+
+    /// Returns the times of the figures of what containers use.
+    pub fn usage(&self) -> UsageConfig {
+        let accepted = self.in_force.accepted.as_ref();
+        accepted.map(|accepted| accepted.config.usage()).unwrap_or_default()
     }
 
     /// Returns the ways in which containers get their devices.

@@ -30,9 +30,10 @@ use crate::{
         writer::StatusReport,
     },
     store::atomic_file,
+    usage::sampler::UsageSampler,
 };
 use anyhow::{Context as _, Result, bail};
-use gpunode_config::HealthRules;
+use gpunode_config::{HealthRules, UsageConfig};
 use gpunode_crds::RuntimeStatus;
 use std::{mem, sync::Arc, time::Duration};
 use tokio::{
@@ -81,6 +82,8 @@ pub struct MainLoopOutputs {
     /// Desired configuration, after a reload of the file.
     pub desired_config: watch::Sender<DesiredConfig>,
     pub health_rules: watch::Sender<Arc<HealthRules>>,
+    /// Times of the figures of what containers use.
+    pub usage: watch::Sender<UsageConfig>,
     /// Change of the node that the operator has written.
     pub change: watch::Sender<ChangeRequest>,
     /// Text of `/readyz`.
@@ -97,6 +100,7 @@ impl MainLoopOutputs {
         Self {
             desired_config: watch::Sender::default(),
             health_rules: watch::Sender::default(),
+            usage: watch::Sender::default(),
             change: watch::Sender::default(),
             readiness: watch::Sender::new(Err("starting".into())),
             status_reports: watch::Sender::default(),
@@ -140,6 +144,8 @@ pub struct MainLoop<'a> {
     pub cdi: CdiKeeper,
     /// Watch of the processes on GPUs, which runs while this agent is active.
     pub gpu_processes: GpuProcessWatch,
+    /// Reads what containers use while this agent is active.
+    pub usage: UsageSampler,
     /// Changes MIG while this agent is active.
     pub mig: MigExecutor,
     /// Work for it.
@@ -214,6 +220,7 @@ impl MainLoop<'_> {
         if evaluates {
             self.state.evaluate(&desired_config, hardware.as_deref()).await?;
             send_if_new(&self.outputs.health_rules, self.state.health_rules());
+            send_if_new(&self.outputs.usage, self.state.usage());
         }
         let (found_files, _) = take(&mut self.inputs.found_files);
         self.state.find_companions(found_files.as_ref());
@@ -272,6 +279,7 @@ impl MainLoop<'_> {
             &self.manager,
             self.cdi.clone(),
             self.gpu_processes.clone(),
+            self.usage.clone(),
             self.mig.clone(),
             &self.args.node,
         ));
@@ -288,6 +296,7 @@ impl MainLoop<'_> {
         self.outputs.status_reports.send_replace(None);
         self.plugins.withdraw().await;
         active.end().await;
+        self.usage.end();
         self.cdi.state.send_replace(CdiState::default());
         self.mig.attempts.send_replace(MigAttempts::new());
         self.mig.records.send_replace(None);

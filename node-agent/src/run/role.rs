@@ -3,6 +3,7 @@
 use crate::{
     cdi::keeper::CdiKeeper, cli::NodeArgs, devices::manager::DeviceManager, gpu_processes::GpuProcessWatch,
     health::HealthMonitor, mig::executor::MigExecutor, runtime::blocking_thread::BlockingThread,
+    usage::sampler::UsageSampler,
 };
 use std::{future::pending, sync::Arc, time::Duration};
 use tokio::{
@@ -46,6 +47,7 @@ impl ActiveTasks {
         manager: &Arc<DeviceManager>,
         cdi: CdiKeeper,
         gpu_processes: GpuProcessWatch,
+        usage: UsageSampler,
         mig: MigExecutor,
         args: &NodeArgs,
     ) -> Self {
@@ -54,6 +56,7 @@ impl ActiveTasks {
         tasks.spawn(mig.run());
         tasks.spawn(cdi.run());
         tasks.spawn(gpu_processes.run());
+        tasks.spawn(usage.run());
         tasks.spawn(manager.clone().watch_holders(args.pod_resources()));
         tasks.spawn(manager.clone().watch_daemons());
         tasks.spawn(manager.clone().watch_inputs());

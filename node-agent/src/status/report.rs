@@ -3,10 +3,10 @@
 use crate::{
     driver::hardware::DriverState,
     status::{
-        conditions, hardware,
+        conditions, hardware, in_use,
         inputs::{AgentIdentity, StatusInputs},
         number::number,
-        resources, usage,
+        resources,
     },
 };
 use gpunode_config::{CONFIG_VERSION, known_fields};
@@ -70,8 +70,8 @@ pub fn status(identity: &AgentIdentity, inputs: StatusInputs<'_>) -> GpuNodeStat
                     .collect()
             })
             .unwrap_or_default(),
-        in_use: usage::in_use(&resources, &snapshot.holders),
-        held_by: usage::held_by(&snapshot.holders),
+        in_use: in_use::in_use(&resources, &snapshot.holders),
+        held_by: in_use::held_by(&snapshot.holders),
         resources,
         holders: snapshot.holders.iter().take(MAX_HOLDERS).map(holder).collect(),
         holders_truncated: snapshot.holders.len() > MAX_HOLDERS,

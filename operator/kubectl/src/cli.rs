@@ -261,7 +261,7 @@ pub struct ClusterArgs {
 /// Arguments of `status`.
 #[derive(Debug, Args)]
 pub struct StatusArgs {
-    /// Show only these nodes, with every device and the pods that hold it
+    /// Show only these nodes, with every device, the pods that hold it and what they use
     #[arg(value_name = "NODE")]
     pub nodes: Vec<String>,
     /// Show the state again when it changes, until Ctrl-C; a terminal shows only the latest state

@@ -45,6 +45,11 @@ pub fn others(config: &AgentConfig) -> Vec<(&'static str, String)> {
     let lists = [("deviceListStrategy", strategies), ("imexChannels", channels)];
     let lists = lists.into_iter().filter(|(_, values)| !values.is_empty());
     let prefix = config.cdi_annotation_prefix.clone();
+    let usage = config.usage();
+    let usage = [
+        ("usage.interval", usage.interval),
+        ("usage.idleAfter", usage.idle_after),
+    ];
     let layout = config.mig.as_ref().map(|mig| layout_words(&mig.layout));
     switches
         .chain(mig.map(|strategy| ("mig.strategy", format!("{strategy:?}"))))
@@ -55,6 +60,7 @@ pub fn others(config: &AgentConfig) -> Vec<(&'static str, String)> {
         )
         .chain(lists.map(|(name, values)| (name, values.join(", "))))
         .chain(prefix.map(|prefix| ("cdiAnnotationPrefix", prefix)))
+        .chain(usage.into_iter().filter_map(|(name, time)| Some((name, time?))))
         .collect()
 }
 

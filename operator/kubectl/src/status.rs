@@ -10,7 +10,8 @@
 //! | `mig` | summarises how far the GPUs of a node are with their MIG layouts |
 //! | `resources` | compares what an agent advertises with what the Node has |
 //! | `devices` | summarises the devices of one node and their holders |
-//! | `usage` | sums memory, cores and shares in use |
+//! | `in_use` | sums memory, cores and shares in use |
+//! | `usage` | reads what containers use from the agents |
 //! | `discovery` | counts how far an upgrade of discovery is |
 //! | `amount` | a part of a whole, such as 3 of 10 shares |
 //! | `policy` | summarises one policy |
@@ -23,6 +24,7 @@ mod devices;
 mod discovery;
 mod faults;
 mod fleet;
+mod in_use;
 mod mig;
 mod node;
 mod policy;
@@ -48,9 +50,13 @@ use k8s_openapi::api::{
     apps::v1::{DaemonSet, Deployment},
     core::v1::Node,
 };
-use kube::{Client, api::ListParams};
+use kube::{Client, ResourceExt, api::ListParams};
 use std::process::ExitCode;
+use usage::read_usage;
 use watch::{WatchOutput, watch};
+
+/// Namespace of the agents, unless that of the operator is known.
+const NAMESPACE: &str = "gpunode-system";
 
 /// Prints the state of the cluster, once or each time it changes. Problems are part of the output and not a failure.
 ///
@@ -88,7 +94,9 @@ async fn read_state(client: &Client, args: &StatusArgs) -> anyhow::Result<String
     let selected = ListParams::default().labels(operator::OPERATOR);
     // Without it, the policies' conditions still name images that are not allowed.
     let operators = cluster::list_some::<Deployment>(client, selected).await.ok();
-    let rules = operators.and_then(|found| found.objects.first().map(OperatorRules::of));
+    let operator = operators.as_ref().and_then(|found| found.objects.first());
+    let namespace = operator.and_then(ResourceExt::namespace);
+    let rules = operator.map(OperatorRules::of);
     let rules = rules.unwrap_or_default();
     let mut fleet = FleetSummary::new(&gpu_nodes, &nodes, &policies, rules, Timestamp::now());
     let selected = ListParams::default().labels(discovery::SELECTOR);
@@ -101,7 +109,12 @@ async fn read_state(client: &Client, args: &StatusArgs) -> anyhow::Result<String
     let text = if args.nodes.is_empty() {
         output::render(args.output, &fleet, |width| text::fleet(&fleet, width))?
     } else {
-        let fleet = fleet.only(&args.nodes, &nodes)?;
+        let mut fleet = fleet.only(&args.nodes, &nodes)?;
+        // Figures that always change would make each look of a watch another state.
+        if !args.watch {
+            let namespace = namespace.as_deref().unwrap_or(NAMESPACE);
+            read_usage(client, namespace, &mut fleet.nodes, &gpu_nodes.objects).await;
+        }
         output::render(args.output, &fleet, |width| text::nodes(&fleet, width))?
     };
     let separator = if args.watch && args.output == OutputFormat::Yaml {

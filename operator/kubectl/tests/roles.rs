@@ -1,19 +1,27 @@
 //! The roles for people in `manifests/default`: who gets them, and what they allow.
 #![allow(clippy::expect_used, clippy::panic, reason = "a test")]
 
-use k8s_openapi::api::rbac::v1::{ClusterRole, PolicyRule};
+use k8s_openapi::api::rbac::v1::{ClusterRole, PolicyRule, Role};
 use kube::ResourceExt;
-use serde::Deserialize;
+use serde::{Deserialize, de::DeserializeOwned};
+use serde_json::Value;
 use std::collections::BTreeSet;
 
 const READ: [&str; 3] = ["get", "list", "watch"];
 /// Begins the labels by which Kubernetes adds a role's rules to `view`, `edit` or `admin`.
 const AGGREGATE: &str = "rbac.authorization.k8s.io/aggregate-to-";
 
-fn roles() -> Vec<ClusterRole> {
+/// Returns the objects of this kind.
+fn of_kind<K: DeserializeOwned>(kind: &str) -> Vec<K> {
     serde_yaml::Deserializer::from_str(include_str!("../../../manifests/default/people-rbac.yaml"))
-        .map(|document| ClusterRole::deserialize(document).expect("a ClusterRole"))
+        .map(|document| Value::deserialize(document).expect("an object"))
+        .filter(|object| object["kind"] == kind)
+        .map(|object| serde_json::from_value(object).expect("a role"))
         .collect()
+}
+
+fn roles() -> Vec<ClusterRole> {
+    of_kind("ClusterRole")
 }
 
 fn role(name: &str) -> ClusterRole {
@@ -69,6 +77,25 @@ fn viewers_read_what_the_commands_read_and_write_nothing() {
         "runtimeclasses.node.k8s.io",
     ] {
         assert!(allowed.contains(&format!("list {kind}")), "{allowed:?}");
+    }
+}
+
+#[test]
+fn pods_answer_through_the_api_server_in_the_namespace_of_gpunode_alone() {
+    let [role] = &of_kind::<Role>("Role")[..] else {
+        panic!("there is one Role")
+    };
+    assert_eq!(role.name_any(), "gpunode-usage-viewer");
+    assert_eq!(role.namespace().as_deref(), Some("gpunode-system"));
+    let [rule] = role.rules.as_deref().unwrap_or_default() else {
+        panic!("{:?}", role.rules)
+    };
+    assert_eq!(
+        (&rule.resources, &rule.verbs),
+        (&Some(vec!["pods/proxy".to_owned()]), &vec!["get".to_owned()])
+    );
+    for role in roles() {
+        assert!(!allowed(&role).iter().any(|of| of.contains("proxy")), "{role:?}");
     }
 }
 

@@ -137,11 +137,10 @@ impl<'ast> Registrations<'ast> {
             .with_context(|| format!("a literal help of {name}"))?;
         let metric = arguments.next_back().with_context(|| format!("the metric of {name}"))?;
         let unit = match arguments.next() {
-            None => "",
-            Some(Expr::Path(unit)) if unit.path.segments.last().is_some_and(|unit| unit.ident == "Seconds") => {
-                "_seconds"
+            None => String::new(),
+            Some(unit) => {
+                unit_of(unit).with_context(|| format!("{name} has a unit that this generator does not know"))?
             }
-            Some(_) => bail!("{name} has a unit that this generator does not know"),
         };
         let (kind, labels) = self.kind(metric).with_context(|| format!("find the type of {name}"))?;
         let suffix = match kind {
@@ -237,6 +236,24 @@ impl<'ast> Visit<'ast> for LabelNames {
     fn visit_expr_tuple(&mut self, pair: &'ast syn::ExprTuple) {
         self.0.extend(pair.elems.first().and_then(literal));
     }
+}
+
+/// Returns the end of a metric's name for its unit.
+fn unit_of(unit: &Expr) -> Option<String> {
+    let name = match unit {
+        Expr::Path(unit) => match unit.path.segments.last()?.ident.to_string().as_str() {
+            "Seconds" => "seconds".to_owned(),
+            "Bytes" => "bytes".to_owned(),
+            _ => return None,
+        },
+        // Unit::Other("ratio".to_owned())
+        Expr::Call(other) if is_path_to(&other.func, &["Unit", "Other"]) => match other.args.first()? {
+            Expr::MethodCall(owned) => literal(&owned.receiver)?,
+            _ => return None,
+        },
+        _ => return None,
+    };
+    Some(format!("_{name}"))
 }
 
 fn is_path_to(called: &Expr, names: &[&str]) -> bool {
@@ -342,7 +359,7 @@ mod tests {
     #[test]
     fn what_the_generator_does_not_understand_is_an_error() {
         for (old, new) in [
-            ("Unit::Seconds, wait", "Unit::Bytes, wait"),
+            ("Unit::Seconds, wait", "Unit::Grams, wait"),
             ("metrics.writes.clone()", "writes()"),
             ("\"x\"", "PREFIX"),
         ] {

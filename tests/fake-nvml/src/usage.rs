@@ -1,8 +1,11 @@
 //! Use of a GPU: memory, processes, load, power.
 
+use std::time::{SystemTime, UNIX_EPOCH};
+
 use gpunode_scenario::{Gpu, GpuInstance, GpuProcess, GpuState, ProcessKind, ReturnCode};
 use nvml_wrapper_sys::bindings::{
-    nvmlMemory_t, nvmlMemory_v2_t, nvmlProcessInfo_v1_t, nvmlProcessInfo_v2_t, nvmlUtilization_t,
+    nvmlMemory_t, nvmlMemory_v2_t, nvmlProcessInfo_v1_t, nvmlProcessInfo_v2_t, nvmlProcessUtilizationSample_t,
+    nvmlUtilization_t,
 };
 
 use crate::{
@@ -99,15 +102,65 @@ pub(crate) fn memory_v2(memory: &Memory, version: u32) -> nvmlMemory_v2_t {
     }
 }
 
+/// `NVML_VALUE_NOT_AVAILABLE` as a number of bytes.
+const NOT_AVAILABLE: u64 = u64::MAX;
+/// Samples for which a caller needs room, as drivers tell one that asks with no room. They write fewer.
+pub(crate) const SAMPLES: u32 = 100;
+/// Time from the sample of one process to that of the next, in microseconds.
+const SAMPLE_DISTANCE_US: u64 = 10_000;
+
+/// Samples of the use of the streaming multiprocessors after `last_seen`, in microseconds of the system's clock: one for each process
+/// with use, each with a time of its own. Drivers do not tell them while MIG is on, and answer `NOT_FOUND` if there are none.
+///
+/// Drivers have added samples that mean nothing: of no process, of another time, with more than everything
+/// (<https://github.com/Syllo/nvtop/issues/110>). So does this.
+pub(crate) fn process_samples(gpu: &GpuCall, last_seen: u64) -> Answer<Vec<nvmlProcessUtilizationSample_t>> {
+    if gpu.hardware()?.mig.is_some() {
+        return Err(ReturnCode::NotSupported);
+    }
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let now = u64::try_from(now.as_micros()).unwrap_or(u64::MAX);
+    let sample = |pid, time, percent| nvmlProcessUtilizationSample_t {
+        pid,
+        timeStamp: time,
+        smUtil: percent,
+        memUtil: percent / 2,
+        encUtil: 0,
+        decUtil: 0,
+    };
+    let busy = gpu.state().sm_percent.iter().filter(|(_, percent)| **percent > 0);
+    let samples = busy.zip(0..).map(|((pid, percent), place)| {
+        let time = now.saturating_sub(place * SAMPLE_DISTANCE_US);
+        sample(*pid, time, (*percent).min(100))
+    });
+    let mut samples: Vec<_> = samples.filter(|sample| sample.timeStamp > last_seen).collect();
+    let Some(pid) = samples.first().map(|sample| sample.pid) else {
+        return Err(ReturnCode::NotFound);
+    };
+    samples.extend([sample(0, 0, 0), sample(pid, now, 1 << 31), sample(pid, 1, 100)]);
+    samples.truncate(SAMPLES as usize);
+    Ok(samples)
+}
+
+/// Bytes of memory that a process uses, as the lists of processes tell them.
+fn process_memory(state: &GpuState, process: &GpuProcess) -> u64 {
+    if state.hides_process_memory {
+        NOT_AVAILABLE
+    } else {
+        process.memory_mib << 20
+    }
+}
+
 /// Processes of one kind, in the form of versions 2 and 3: those of a GPU with its MIG devices, or of one MIG device.
 pub(crate) fn processes(device: &Device, kind: ProcessKind) -> Answer<Vec<nvmlProcessInfo_v2_t>> {
-    let of_kind = of_kind(device.gpu().state(), kind, device.instance_ids()?);
+    let state = device.gpu().state();
+    let of_kind = of_kind(state, kind, device.instance_ids()?);
     Ok(of_kind
         .map(|process| {
             let (gpu_instance, compute_instance) = process.instance.unwrap_or((NO_INSTANCE, NO_INSTANCE));
             nvmlProcessInfo_v2_t {
                 pid: process.pid,
-                usedGpuMemory: process.memory_mib << 20,
+                usedGpuMemory: process_memory(state, process),
                 gpuInstanceId: gpu_instance,
                 computeInstanceId: compute_instance,
             }
@@ -117,11 +170,12 @@ pub(crate) fn processes(device: &Device, kind: ProcessKind) -> Answer<Vec<nvmlPr
 
 /// Processes of one kind, in the form of version 1.
 pub(crate) fn processes_v1(device: &Device, kind: ProcessKind) -> Answer<Vec<nvmlProcessInfo_v1_t>> {
-    let of_kind = of_kind(device.gpu().state(), kind, device.instance_ids()?);
+    let state = device.gpu().state();
+    let of_kind = of_kind(state, kind, device.instance_ids()?);
     Ok(of_kind
         .map(|process| nvmlProcessInfo_v1_t {
             pid: process.pid,
-            usedGpuMemory: process.memory_mib << 20,
+            usedGpuMemory: process_memory(state, process),
         })
         .collect())
 }

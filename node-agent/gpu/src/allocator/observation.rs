@@ -71,7 +71,7 @@ impl ContainerShares {
 
 impl DeviceHolder {
     /// Returns the holder of shares of `device`, with a count of 0.
-    pub(super) fn of(holding: &ContainerShares, device: &str) -> Self {
+    pub(crate) fn of(holding: &ContainerShares, device: &str) -> Self {
         Self {
             namespace: holding.namespace.clone(),
             pod: holding.pod.clone(),

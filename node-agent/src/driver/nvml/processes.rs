@@ -1,12 +1,22 @@
-//! Lists the processes on the GPUs.
+//! Lists the processes on the GPUs, and what they use.
 
 use super::{
     error::{DriverError, FailedCall, is_missing},
     lookup::{GpuAddress, find_gpu},
     session::open,
 };
-use nvml_wrapper::{Device, error::NvmlError, struct_wrappers::device::ProcessInfo};
-use std::{collections::BTreeSet, path::Path};
+use gpunode_gpu::{ListedProcess, ProcessesOnGpu, SmSample};
+use nvml_wrapper::{
+    Device,
+    enums::device::UsedGpuMemory,
+    error::NvmlError,
+    struct_wrappers::device::{ProcessInfo, ProcessUtilizationSample},
+};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::Path,
+    time::{SystemTime, UNIX_EPOCH},
+};
 
 /// A process on a GPU, as the driver lists it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -41,6 +51,86 @@ pub fn processes(
         }));
     }
     Ok(found)
+}
+
+/// Times of the last samples of SM use, by UUID of the GPU: microseconds of the system's clock.
+pub type SampleTimes = BTreeMap<String, u64>;
+
+/// Reads what the processes on these GPUs use, through the library at `path`: memory, and use of the SMs since the samples of the last
+/// read, whose times it moves on. `begin` is as for [`processes`]. Blocks.
+pub fn process_use(
+    path: &Path,
+    gpus: &[GpuAddress],
+    times: &mut SampleTimes,
+    mut begin: impl FnMut(&str) -> bool,
+) -> Result<Vec<ProcessesOnGpu>, DriverError> {
+    let nvml = open(path)?;
+    let mut found = Vec::new();
+    for gpu in gpus {
+        if !begin(&gpu.uuid) {
+            continue;
+        }
+        let Ok(device) = find_gpu(&nvml, gpu) else { continue };
+        let time = times.entry(gpu.uuid.clone()).or_default();
+        found.push(ProcessesOnGpu {
+            gpu: gpu.uuid.clone(),
+            processes: compute_and_others(&device).map_err(|(call, error)| format!("{call}: {error}")),
+            samples: samples(&device, time).map_err(|error| error.to_string()),
+        });
+    }
+    Ok(found)
+}
+
+/// Returns the processes on a GPU. A driver that lacks the list of CUDA processes tells nothing.
+fn compute_and_others(device: &Device<'_>) -> Result<Vec<ListedProcess>, FailedCall> {
+    let mut found = Vec::new();
+    for (place, (call, list)) in lists(device).into_iter().enumerate() {
+        match list {
+            Ok(list) => found.extend(list),
+            Err(NvmlError::NotSupported) if place > 0 => {}
+            Err(error) if place > 0 && is_missing(&error) => {}
+            Err(error) => return Err((call, error)),
+        }
+    }
+    let listed = |process: ProcessInfo| ListedProcess {
+        pid: process.pid,
+        instance: process.gpu_instance_id.zip(process.compute_instance_id),
+        memory_bytes: match process.used_gpu_memory {
+            UsedGpuMemory::Used(bytes) => Some(bytes),
+            UsedGpuMemory::Unavailable => None,
+        },
+    };
+    Ok(found.into_iter().map(listed).collect())
+}
+
+/// Returns the samples of SM use after `time`, which becomes that of the newest. Drivers have added samples that mean nothing
+/// (<https://github.com/Syllo/nvtop/issues/110>): of another time, or with more than everything.
+fn samples(device: &Device<'_>, time: &mut u64) -> Result<Vec<SmSample>, NvmlError> {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    if u128::from(*time) > now.as_micros() {
+        // The clock was set back: no sample would come after the last one.
+        *time = 0;
+    }
+    let since = *time;
+    let mut answer = device.process_utilization_stats(since);
+    if matches!(answer, Err(NvmlError::InsufficientSize(_))) {
+        // Between its two calls, more processes have begun to work.
+        answer = device.process_utilization_stats(since);
+    }
+    let answer = match answer {
+        Err(NvmlError::NotFound) => Vec::new(),
+        answer => answer?,
+    };
+    let means_something = |of: &ProcessUtilizationSample| of.pid > 0 && of.timestamp > since && of.sm_util <= 100;
+    // The newest of each process.
+    let mut found: BTreeMap<u32, (u64, u32)> = BTreeMap::new();
+    for of in answer.into_iter().filter(means_something) {
+        let newest = found.entry(of.pid).or_default();
+        *newest = (*newest).max((of.timestamp, of.sm_util));
+        *time = (*time).max(of.timestamp);
+    }
+    let sample = |(pid, (_, percent)): (u32, (u64, u32))| SmSample { pid, percent };
+    Ok(found.into_iter().map(sample).collect())
 }
 
 fn listed(device: &Device<'_>) -> impl Iterator<Item = ProcessInfo> {

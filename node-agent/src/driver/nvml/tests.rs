@@ -20,6 +20,7 @@ use std::{
 use tempfile::TempDir;
 
 mod mig_layouts;
+mod process_use;
 
 /// A folder with the library and its scenario.
 pub struct FakeDriver(TempDir);

@@ -2,11 +2,11 @@
 
 use super::{
     discovery::DiscoveryProgress,
+    in_use::AmountsInUse,
     node::{ConfigurationProgress, NodeSummary, summarise_node},
     policy::{PolicySummary, summarise_policy},
     problems::problems,
     rollout::planned,
-    usage::DeviceUsage,
 };
 use crate::{
     cluster::{ListedObjects, UnreadableObject, unreadable_names},
@@ -41,8 +41,7 @@ pub struct FleetSummary {
     /// One per policy.
     pub policies: Vec<PolicySummary>,
     /// Memory, cores and shares that containers hold on these nodes.
-    #[serde(rename = "inUse")]
-    pub usage: DeviceUsage,
+    pub in_use: AmountsInUse,
     /// Upgrade of discovery; absent where it is complete or cannot be read.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub discovery: Option<DiscoveryProgress>,
@@ -128,7 +127,7 @@ impl FleetSummary {
         let mut policies: Vec<_> = policies.objects.iter().map(policy).collect();
         policies.sort_by(|a, b| a.name.cmp(&b.name));
         Self {
-            usage: total(&states),
+            in_use: total(&states),
             nodes: states,
             policies,
             discovery: None,
@@ -178,7 +177,7 @@ impl FleetSummary {
             );
         }
         self.nodes.retain(|node| names.contains(&node.name));
-        self.usage = total(&self.nodes);
+        self.in_use = total(&self.nodes);
         self.unreadable.retain(|it| {
             ["GpuNode", "Node"].contains(&it.kind.as_str()) && (it.is_every() || names.contains(&it.name))
         });
@@ -214,10 +213,10 @@ fn reported_node(gpu_node: &GpuNode) -> Node {
     }
 }
 
-fn total(nodes: &[NodeSummary]) -> DeviceUsage {
-    let mut total = DeviceUsage::default();
+fn total(nodes: &[NodeSummary]) -> AmountsInUse {
+    let mut total = AmountsInUse::default();
     for node in nodes {
-        total.add(&node.usage);
+        total.add(&node.in_use);
     }
     total
 }

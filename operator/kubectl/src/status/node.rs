@@ -1,6 +1,8 @@
 //! The summary of one node. Pure.
 
-use super::{devices::DeviceSummary, mig::LayoutStatus, resources::ResourceSummary, usage::DeviceUsage};
+use super::{
+    devices::DeviceSummary, in_use::AmountsInUse, mig::LayoutStatus, resources::ResourceSummary, usage::NodeUsage,
+};
 use gpunode_crds::{ConditionType, GpuNode, Reason};
 use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
@@ -23,8 +25,10 @@ pub struct NodeSummary {
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub holders_truncated: bool,
     /// Memory, cores and shares that containers hold.
-    #[serde(rename = "inUse")]
-    pub usage: DeviceUsage,
+    pub in_use: AmountsInUse,
+    /// Use of devices by the containers that hold them; only where it was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub usage: Option<NodeUsage>,
     pub configuration: ConfigurationProgress,
     /// `True`, `False` or `Unknown`.
     pub ready: String,
@@ -116,8 +120,9 @@ fn state(gpu_node: &GpuNode, node: Option<&Node>, configuration: ConfigurationPr
         hardware: gpu_node.status.as_ref().and_then(|status| status.hardware.clone()),
         policy: gpu_node.spec.config.as_ref().map(|config| config.policy.clone()),
         resources: ResourceSummary::all(gpu_node, node),
-        usage: DeviceUsage::of(&devices, holders_truncated),
+        in_use: AmountsInUse::of(&devices, holders_truncated),
         devices,
+        usage: None,
         mig: gpu_node.status.as_ref().map(LayoutStatus::all).unwrap_or_default(),
         holders_truncated,
         configuration,

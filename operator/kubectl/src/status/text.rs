@@ -4,11 +4,13 @@
 //! |---|---|
 //! | `problems` | the list of problems, each sentence once |
 //! | `devices` | tables of devices, their holders, and changes that wait |
+//! | `usage` | the table of what containers use |
 //! | `mig` | the table of MIG layouts |
-//! | `usage` | the table of what is in use |
+//! | `in_use` | the table of what is in use |
 //! | `rollout` | the table of rollouts that are not finished |
 
 mod devices;
+mod in_use;
 mod mig;
 mod problems;
 mod rollout;
@@ -22,6 +24,7 @@ use super::{
 };
 use crate::output::{NO_POLICY, TableCell, TableColumn, TextWidth, nearest_node_text, plain, style, table, wrapped};
 use devices::{device_table, waiting, withheld};
+use in_use::in_use;
 use mig::layouts;
 use problems::problems;
 use rollout::rollouts;
@@ -41,7 +44,7 @@ pub fn fleet(fleet: &FleetSummary, width: TextWidth) -> String {
         let _ = writeln!(text, "{}\n", wrapped(none, width, 2));
     } else {
         text.push_str(&node_table(fleet, width));
-        text.push_str(&usage(fleet, width));
+        text.push_str(&in_use(fleet, width));
         text.push('\n');
     }
     if fleet.policies.is_empty() {
@@ -91,7 +94,7 @@ pub fn fleet(fleet: &FleetSummary, width: TextWidth) -> String {
 
 /// Returns the problems, then the nodes and the holders of their devices.
 pub fn nodes(fleet: &FleetSummary, width: TextWidth) -> String {
-    let mut text = problems(fleet, width) + &node_table(fleet, width) + &usage(fleet, width);
+    let mut text = problems(fleet, width) + &node_table(fleet, width) + &in_use(fleet, width);
     text.push_str(&device_table(fleet, width));
     text.extend(fleet.nodes.iter().map(|node| withheld(node, width)));
     for node in fleet.nodes.iter().filter(|node| node.holders_truncated) {
@@ -101,6 +104,7 @@ pub fn nodes(fleet: &FleetSummary, width: TextWidth) -> String {
         );
         let _ = writeln!(text, "{}", wrapped(&line, width, 2));
     }
+    text.push_str(&usage(fleet, width));
     text.push_str(&layouts(fleet, true, usize::MAX, width));
     text.push_str(&waiting(fleet, usize::MAX, width));
     text

@@ -1,96 +1,187 @@
-//! Memory, cores and shares in use. Pure.
-//!
-//! | device | memory | cores |
-//! |---|---|---|
-//! | whole GPU | all | all |
-//! | GPU by units of memory | by units | not limited, so not counted |
-//! | GPU by MPS | by shares | by shares |
-//! | GPU by time-slicing | not limited, so not counted | not limited, so not counted |
-//! | companion | none | none |
-//! | MIG device | like a GPU | not counted: the driver does not say how many the whole GPU has |
+//! Reads what containers use from the agents of nodes, through the API server's proxy to their pods.
 
-use super::{amount::HeldAmount, devices::DeviceSummary};
-use gpunode_crds::SharingStrategy;
+use super::node::NodeSummary;
+use futures::{AsyncReadExt as _, StreamExt as _, stream};
+use gpunode_crds::{AgentMode, GpuNode, UsageReport};
+use kube::{Client, ResourceExt, core::Request};
 use serde::Serialize;
-use std::collections::BTreeMap;
+use std::time::Duration;
+use tokio::time::timeout;
 
-/// Memory, cores and shares in use of some devices.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct DeviceUsage {
-    /// In MiB.
-    #[serde(rename = "memoryMiB")]
-    pub memory: HeldAmount,
-    /// In percent of one GPU.
-    pub cores_percent: HeldAmount,
-    /// Whole devices, replicas or units of each resource.
-    pub shares: BTreeMap<String, HeldAmount>,
-    /// True where the list of holders is incomplete, so that more may be held.
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
-    pub at_least: bool,
+/// Port on which agents serve their report.
+const PORT: u16 = 8081;
+/// Longest wait for one agent.
+const TIMEOUT: Duration = Duration::from_secs(5);
+/// Agents that are asked at the same time.
+const AT_ONCE: usize = 8;
+/// Largest report that is read. The largest that an agent sends has half of that.
+const MAX_BYTES: u64 = 1 << 20;
+/// Role of `manifests/default` in the namespace of the agents that allows the proxy.
+const ROLE: &str = "gpunode-usage-viewer";
+
+/// Use of devices by the containers on a node, or why it cannot be told.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(untagged)]
+pub enum NodeUsage {
+    Report(UsageReport),
+    #[serde(rename_all = "camelCase")]
+    Unreadable {
+        unreadable: String,
+    },
 }
 
-impl DeviceUsage {
-    /// Sums these devices. `at_least` where the list of holders is incomplete.
-    pub fn of(devices: &[DeviceSummary], at_least: bool) -> Self {
-        let mut usage = Self {
-            at_least,
-            ..Self::default()
-        };
-        for device in devices {
-            let Some((resource, shares)) = device.resource.as_ref().zip(device.in_use()) else {
-                continue;
-            };
-            usage.shares.entry(resource.clone()).or_default().add(shares);
-            if device.sharing != Some(SharingStrategy::TimeSlicing) {
-                usage
-                    .memory
-                    .add(shares.of(device.memory_mib.try_into().unwrap_or(i64::MAX)));
-            }
-            if matches!(
-                device.sharing,
-                None | Some(SharingStrategy::None | SharingStrategy::Mps)
-            ) && !device.is_mig()
-                && !device.companion
-            {
-                usage.cores_percent.add(shares.of(100));
-            }
-        }
-        usage
-    }
+/// Asks the agents of these nodes, except those on whose node nobody holds a device. `namespace` is that of the agents.
+pub async fn read_usage(client: &Client, namespace: &str, nodes: &mut [NodeSummary], gpu_nodes: &[GpuNode]) {
+    let asked = nodes.iter_mut().filter_map(|node| {
+        let gpu_node = gpu_nodes.iter().find(|gpu_node| gpu_node.name_any() == node.name)?;
+        let status = gpu_node.status.as_ref()?;
+        let agent = status
+            .agent
+            .as_ref()
+            .filter(|agent| agent.mode == AgentMode::DevicePlugin)?;
+        (!status.holders.is_empty()).then(|| (node, agent.pod.clone()))
+    });
+    let reads = asked.map(|(node, pod)| async move {
+        let read = timeout(TIMEOUT, read(client, namespace, &pod)).await;
+        let late = || Err(format!("no answer within {TIMEOUT:?}"));
+        let unreadable = |unreadable| NodeUsage::Unreadable { unreadable };
+        node.usage = Some(
+            read.unwrap_or_else(|_| late())
+                .map_or_else(unreadable, NodeUsage::Report),
+        );
+    });
+    stream::iter(reads).buffer_unordered(AT_ONCE).collect::<Vec<()>>().await;
+}
 
-    /// Adds the sums of other devices.
-    pub fn add(&mut self, other: &Self) {
-        self.memory.add(other.memory);
-        self.cores_percent.add(other.cores_percent);
-        for (resource, shares) in &other.shares {
-            self.shares.entry(resource.clone()).or_default().add(*shares);
+/// Returns the report of an agent, or why it cannot be read.
+async fn read(client: &Client, namespace: &str, pod: &str) -> Result<UsageReport, String> {
+    let pods = Request::new(format!("/api/v1/namespaces/{namespace}/pods"));
+    let request = pods.get_subresource("proxy/usage", &format!("{pod}:{PORT}"));
+    let request = request.map_err(|error| error.to_string())?;
+    let stream = client.request_stream(request).await;
+    let stream = stream.map_err(|error| unreadable(&error, namespace, pod))?;
+    let mut text = Vec::new();
+    let read = stream.take(MAX_BYTES).read_to_end(&mut text).await;
+    read.map_err(|error| format!("its agent's answer ends early: {error}"))?;
+    serde_json::from_slice(&text).map_err(|error| format!("its agent's answer is no report: {error}"))
+}
+
+/// Says why a report cannot be read, with the next step.
+fn unreadable(error: &kube::Error, namespace: &str, pod: &str) -> String {
+    match error {
+        kube::Error::Api(status) if status.code == 403 => format!(
+            "you may not read its agent through the API server; ask for the Role {ROLE} in namespace {namespace}"
+        ),
+        kube::Error::Api(status) if status.code == 404 => {
+            format!("pod {namespace}/{pod} is gone, or its version does not report it")
         }
-        self.at_least |= other.at_least;
+        kube::Error::Api(status) => {
+            let reason = status.message.lines().next().unwrap_or_default();
+            format!("the API server does not reach pod {namespace}/{pod} on port {PORT}: {reason}")
+        }
+        error => error.to_string(),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use crate::status::sample::shared;
+    use super::*;
+    use crate::status::node::summarise_node;
+    use http::{Request, Response};
+    use kube::client::Body;
+    use serde_json::{Value, json};
+    use std::convert::Infallible;
 
-    #[test]
-    fn what_is_held_is_counted_by_what_a_share_stands_for() {
-        let fleet = shared();
-        let usage = serde_json::to_value(&fleet.usage).expect("JSON");
-        // GPU 0: 30 of 80 units, 2: one of two MIG devices of 9728 MiB, 4: 1 of 80, 8: 3 of 4 replicas, which say nothing
-        // of memory and cores.
-        let expected = serde_json::json!({
-            "memoryMiB": {"held": 30720 + 9728 + 1024, "total": 6 * 81920 + 2 * 9728},
-            "coresPercent": {"held": 0, "total": 200},
-            "shares": {
-                "aliyun.com/gpu-mem": {"held": 31, "total": 250},
-                "nvidia.com/gpu": {"held": 0, "total": 1},
-                "nvidia.com/gpu.mps": {"held": 0, "total": 10},
-                "nvidia.com/gpu.shared": {"held": 3, "total": 4},
-                "nvidia.com/mig-1g.10gb": {"held": 1, "total": 2},
-            },
+    fn gpu_node(name: &str, mode: &str, holders: &Value) -> GpuNode {
+        serde_json::from_value(json!({"apiVersion": "gpunode.dev/v1alpha1", "kind": "GpuNode", "metadata": {"name": name}, "spec": {},
+            "status": {"holders": holders,
+                "agent": {"pod": format!("agent-{name}"), "podUid": "u", "mode": mode, "version": "1", "configVersions": []}}}))
+        .expect("a GpuNode")
+    }
+
+    fn failure(code: u16, message: &str) -> (u16, String) {
+        let status =
+            json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "message": message});
+        (code, status.to_string())
+    }
+
+    /// Returns what is told of each node, and the paths that were asked for.
+    async fn told(
+        answer: impl Fn(&str) -> (u16, String) + Clone + Send + 'static,
+    ) -> (Vec<Option<NodeUsage>>, Vec<String>) {
+        let holder = json!([{"namespace": "ml", "pod": "a", "container": "c", "resource": "a.b/c", "device": "GPU-0", "count": 1}]);
+        let gpu_nodes = [
+            gpu_node("n1", "DevicePlugin", &holder),
+            gpu_node("n2", "DevicePlugin", &json!([])),
+            gpu_node("n3", "Discovery", &holder),
+        ];
+        let mut nodes: Vec<NodeSummary> = gpu_nodes
+            .iter()
+            .map(|gpu_node| summarise_node(gpu_node, None))
+            .collect();
+        let (sender, asked) = std::sync::mpsc::channel();
+        let service = tower::service_fn(move |request: Request<Body>| {
+            let path = request.uri().path().to_owned();
+            let (code, text) = answer(&path);
+            _ = sender.send(path);
+            async move {
+                let response = Response::builder().status(code).body(Body::from(text.into_bytes()));
+                Ok::<_, Infallible>(response.expect("a response"))
+            }
         });
-        assert_eq!(usage, expected);
+        let client = Client::new(service, "default");
+        read_usage(&client, "g", &mut nodes, &gpu_nodes).await;
+        drop(client);
+        (
+            nodes.into_iter().map(|node| node.usage).collect(),
+            asked.try_iter().collect(),
+        )
+    }
+
+    #[tokio::test]
+    async fn agents_are_asked_by_the_proxy_where_somebody_holds_a_device() {
+        let report = || UsageReport {
+            omitted: 7,
+            ..UsageReport::default()
+        };
+        let text = serde_json::to_string(&report()).expect("JSON");
+        let (usage, asked) = told(move |_| (200, text.clone())).await;
+        assert_eq!(usage, [Some(NodeUsage::Report(report())), None, None]);
+        assert_eq!(asked, ["/api/v1/namespaces/g/pods/agent-n1:8081/proxy/usage"]);
+    }
+
+    #[tokio::test]
+    async fn a_report_that_cannot_be_read_is_one_line_with_the_reason() {
+        for (answer, expected) in [
+            (
+                failure(403, "pods \"x\" is forbidden"),
+                "ask for the Role gpunode-usage-viewer in namespace g",
+            ),
+            (
+                failure(404, "pods \"x\" not found"),
+                "pod g/agent-n1 is gone, or its version does not report it",
+            ),
+            (
+                (
+                    404,
+                    "not found; the paths are /livez, /readyz and /metrics\n".to_owned(),
+                ),
+                "or its version does not report it",
+            ),
+            (
+                failure(503, "dial tcp: i/o timeout\nmore"),
+                "does not reach pod g/agent-n1 on port 8081: dial tcp: i/o timeout",
+            ),
+            ((200, "nonsense".to_owned()), "its agent's answer is no report"),
+        ] {
+            let (usage, _) = told(move |_| answer.clone()).await;
+            let Some(Some(NodeUsage::Unreadable { unreadable })) = usage.first() else {
+                panic!("{usage:?}")
+            };
+            assert!(
+                unreadable.contains(expected) && !unreadable.contains('\n'),
+                "{unreadable}"
+            );
+        }
     }
 }

@@ -186,6 +186,7 @@ mod tests {
         clusterroles ClusterRole gpunode-aggregate-to-view
         clusterroles ClusterRole gpunode-viewer
         clusterroles ClusterRole gpunode-policy-editor
+        roles Role elsewhere/gpunode-usage-viewer
         validatingadmissionpolicies ValidatingAdmissionPolicy gpunode-agents
         validatingadmissionpolicybindings ValidatingAdmissionPolicyBinding gpunode-agents
         validatingadmissionpolicies ValidatingAdmissionPolicy gpunode-agent-events

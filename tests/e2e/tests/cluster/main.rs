@@ -48,3 +48,4 @@ mod staying_up;
 mod switching;
 mod topology;
 mod unhealthy_taint;
+mod usage;

@@ -69,6 +69,11 @@ pub struct GpuState {
     pub xids: Vec<Event>,
     /// Processes on the GPU.
     pub processes: Vec<GpuProcess>,
+    /// Use of the streaming multiprocessors (SM) by process id, in percent of the time. A process that is not here uses none. One
+    /// that is on no list of processes has ended: the driver has samples of it still.
+    pub sm_percent: BTreeMap<u32, u32>,
+    /// The driver lists processes without the memory that they use (`NVML_VALUE_NOT_AVAILABLE`).
+    pub hides_process_memory: bool,
     /// Memory in use beside that of the processes, in MiB.
     pub memory_used_mib: u64,
     /// Busy share of the GPU's time, in percent.

@@ -222,6 +222,8 @@ impl StateFile {
             *state = GpuState {
                 xids: broken.xids,
                 processes: broken.processes,
+                sm_percent: broken.sm_percent,
+                hides_process_memory: broken.hides_process_memory,
                 open_handles: broken.open_handles,
                 memory_used_mib: broken.memory_used_mib,
                 utilization_percent: broken.utilization_percent,
@@ -239,6 +241,11 @@ impl StateFile {
     /// Sets the processes on a GPU.
     pub fn set_processes(&self, gpu: u32, processes: Vec<GpuProcess>) -> Result<(), StateError> {
         self.update_gpu(gpu, |state| state.processes = processes)
+    }
+
+    /// Sets the use of the streaming multiprocessors by a process on a GPU, in percent of the time.
+    pub fn set_sm_percent(&self, gpu: u32, pid: u32, percent: u32) -> Result<(), StateError> {
+        self.update_gpu(gpu, |state| _ = state.sm_percent.insert(pid, percent))
     }
 
     /// Lets a process work on a GPU or MIG device, by its UUID.

@@ -1,12 +1,15 @@
-//! Processes on a GPU or on a MIG device: three lists, each in three versions that differ in the structure alone.
+//! Processes on a GPU or on a MIG device: three lists, each in three versions that differ in the structure alone; and how busy
+//! processes are.
 
-use std::ffi::c_uint;
+use std::ffi::{c_uint, c_ulonglong};
 
 use gpunode_scenario::{ProcessKind, ReturnCode, Virtualization};
-use nvml_wrapper_sys::bindings::{nvmlProcessInfo_v1_t, nvmlProcessInfo_v2_t, nvmlReturn_t};
+use nvml_wrapper_sys::bindings::{
+    nvmlProcessInfo_v1_t, nvmlProcessInfo_v2_t, nvmlProcessUtilizationSample_t, nvmlReturn_t,
+};
 
 use super::{
-    on_device,
+    on_device, on_gpu,
     pointer::{Out, OutArray},
 };
 use crate::{
@@ -150,4 +153,21 @@ extern "C" fn nvmlDeviceGetMPSComputeRunningProcesses_v3(
 ) -> nvmlReturn_t {
     let name = "nvmlDeviceGetMPSComputeRunningProcesses_v3";
     list(name, ProcessKind::Mps, device, &count, &processes)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn nvmlDeviceGetProcessUtilization(
+    device: DeviceHandle,
+    samples: OutArray<nvmlProcessUtilizationSample_t>,
+    count: Out<c_uint>,
+    last_seen: c_ulonglong,
+) -> nvmlReturn_t {
+    on_gpu("nvmlDeviceGetProcessUtilization", device, |gpu| {
+        let found = usage::process_samples(gpu, last_seen)?;
+        if samples.is_null() {
+            count.set(usage::SAMPLES)?;
+            return Err(ReturnCode::InsufficientSize);
+        }
+        samples.set_counted(&count, &found)
+    })
 }

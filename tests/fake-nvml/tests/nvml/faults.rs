@@ -8,7 +8,10 @@ use std::{
 };
 
 use gpunode_scenario::{GpuProcess, ProcessKind, ReturnCode, SCENARIO_FILE, STATE_FILE, Topology};
-use nvml_wrapper::{enum_wrappers::device::P2pCapabilitiesIndex, enums::device::UsedGpuMemory, error::NvmlError};
+use nvml_wrapper::{
+    enum_wrappers::device::P2pCapabilitiesIndex, enums::device::UsedGpuMemory, error::NvmlError,
+    struct_wrappers::device::ProcessUtilizationSample,
+};
 
 use crate::node::{TestNode, load};
 
@@ -132,6 +135,48 @@ fn processes_use_memory() {
     assert_eq!(memory.used, 1024 << 20);
     assert_eq!(memory.used + memory.free + memory.reserved, memory.total);
     assert!(node.device(1).running_compute_processes().unwrap().is_empty());
+}
+
+#[test]
+fn a_driver_may_hide_the_memory_of_processes() {
+    let node = t4();
+    let process = GpuProcess {
+        pid: 7,
+        memory_mib: 1000,
+        kind: ProcessKind::Compute,
+        instance: None,
+    };
+    node.state().set_processes(0, vec![process]).unwrap();
+    node.state()
+        .update_gpu(0, |state| state.hides_process_memory = true)
+        .unwrap();
+    let running = node.device(0).running_compute_processes().unwrap();
+    assert_eq!(running[0].used_gpu_memory, UsedGpuMemory::Unavailable);
+    assert_eq!(node.device(0).memory_info().unwrap().used, 1000 << 20);
+}
+
+#[test]
+fn busy_processes_have_a_sample_each_beside_some_that_mean_nothing() {
+    let node = t4();
+    let device = node.device(0);
+    let samples = |since: u64| device.process_utilization_stats(since);
+    assert!(matches!(samples(0), Err(NvmlError::NotFound)));
+    for (pid, percent) in [(7, 40), (8, 0), (9, 300)] {
+        node.state().set_sm_percent(0, pid, percent).unwrap();
+    }
+    let found = samples(0).unwrap();
+    let plain = |of: &&ProcessUtilizationSample| of.timestamp > 1 && of.sm_util <= 100;
+    let told = found.iter().filter(plain).map(|of| (of.pid, of.sm_util));
+    assert_eq!(told.collect::<Vec<_>>(), [(7, 40), (9, 100)]);
+    assert_eq!(found.len(), 5, "{found:?}");
+    assert!(found[1].timestamp < found[0].timestamp);
+    // Nothing is told twice, and the end of a process is no end of its samples.
+    assert!(matches!(samples(u64::MAX), Err(NvmlError::NotFound)));
+    assert!(device.running_compute_processes().unwrap().is_empty());
+    assert!(matches!(
+        node.device(1).process_utilization_stats(0),
+        Err(NvmlError::NotFound)
+    ));
 }
 
 #[test]

@@ -225,6 +225,14 @@ fn processes_are_told_with_their_instance_and_by_their_mig_device() {
         assert_eq!(found.collect::<Vec<_>>(), [(4711, Some(id))]);
     }
     assert!(first.running_compute_processes().unwrap().is_empty());
+    node.state().set_sm_percent(0, 4711, 50).unwrap();
+    for device in [&gpu, &second] {
+        let samples = device.process_utilization_stats(0);
+        assert!(
+            matches!(samples, Err(NvmlError::NotSupported | NvmlError::InvalidArg)),
+            "{samples:?}"
+        );
+    }
     let mut host = scenario(A100, &["1g.10gb"]);
     host.virtualization = Virtualization::HostVgpu;
     let host = TestNode::with(&host);

@@ -31,3 +31,4 @@ mod refusals;
 mod registration;
 mod time_slicing;
 mod topology;
+mod usage;
