@@ -226,13 +226,16 @@ fn rules(page: &mut String, schema: &Value, indent: &str) -> anyhow::Result<()> 
 
 /// Splits the last sentence off if it is the default.
 fn split_default(description: &str) -> (String, Option<String>) {
-    let Some((before, default)) = description.rsplit_once("Default: ") else {
-        return (description.to_owned(), None);
-    };
-    match default.strip_suffix('.') {
-        Some(default) if !default.contains(". ") && !default.contains('\n') => {
-            (before.trim_end().to_owned(), Some(default.to_owned()))
-        }
+    let (start, last) = description.rsplit_once("\n\n").unwrap_or(("", description));
+    let last = last.split_whitespace().collect::<Vec<_>>().join(" ");
+    let split = last
+        .rsplit_once("Default: ")
+        .and_then(|(before, default)| Some((before, default.strip_suffix('.')?)));
+    match split {
+        Some((before, default)) if !default.contains(". ") => (
+            format!("{start}\n\n{before}").trim().to_owned(),
+            Some(default.to_owned()),
+        ),
         _ => (description.to_owned(), None),
     }
 }
@@ -278,7 +281,7 @@ mod tests {
             "description": "Pool.\n\nOf <nodes>.", "required": ["name"],
             "properties": {
                 "name": {"type": "string", "minLength": 1, "maxLength": 63, "description": "Its\nname."},
-                "replicas": {"type": "integer", "minimum": 2.0, "description": "Shares. Default: 4."},
+                "replicas": {"type": "integer", "minimum": 2.0, "description": "Shares. Default:\n4."},
                 "kinds": {"type": "array", "x-kubernetes-list-type": "set", "maxItems": 8, "items": {"type": "string", "enum": ["A", "B"]}},
                 "taints": {"type": "array", "items": {"properties": {"key": {"type": "string"}},
                     "x-kubernetes-validations": [{"message": "no `a`", "rule": "self !=\n 'a'"}]}},

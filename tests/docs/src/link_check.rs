@@ -62,7 +62,7 @@ pub fn broken_links(root: &Path, files: &BTreeMap<PathBuf, String>) -> Vec<Strin
 
 fn check(
     root: &Path,
-    from: &PathBuf,
+    from: &Path,
     target: &str,
     anchors: &BTreeMap<&PathBuf, BTreeSet<String>>,
 ) -> Result<(), &'static str> {
@@ -75,7 +75,7 @@ fn check(
         .split_once('#')
         .map_or((target, None), |(file, id)| (file, Some(id)));
     let path = if file.is_empty() {
-        from.clone()
+        from.to_owned()
     } else {
         resolved(from, file).ok_or("leaves the repository")?
     };

@@ -109,7 +109,7 @@ fn metrics(sources: &[String]) -> anyhow::Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// What a file says about metrics.
+/// Registrations and label structs of a file.
 #[derive(Default)]
 struct Registrations<'ast> {
     prefixes: Vec<String>,
