@@ -68,6 +68,11 @@ crds: ## generate manifests/crds from crds/src
 	@cargo build --workspace --locked --quiet --bin gpunode-crds
 	@$(TARGET)/debug/gpunode-crds manifests/crds
 
+.PHONY: chart
+chart: ## generate templates, schema and README tables of manifests/helm/gpunode
+	@cargo build --workspace --locked --quiet --bin gpunode-chart
+	@$(TARGET)/debug/gpunode-chart
+
 .PHONY: lint
 lint: cargo-deny cargo-machete ## formatting, clippy, docs, licences, generated files, purity of the pure crates
 	@tests/lint.sh

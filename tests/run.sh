@@ -134,6 +134,7 @@ root() {
   stage "GitOps tools: phases" program phases --ignored
   stage "GitOps tools: samples" program samples --ignored
   stage "GitOps tools: components" program components --ignored
+  stage "Helm chart" program chart --ignored
   stage "hooks as root: mounts" program gpunode-hook --ignored
   stage "hooks as root: the loader" program hook --ignored --skip measure
   stage "records of functions as root" program recorder --ignored
