@@ -73,6 +73,34 @@ const TEMPLATES: [ManifestTemplate; 14] = [
     ),
 ];
 
+/// Alerts and dashboards, which the chart reads as they are.
+const MONITORING: &str = "manifests/monitoring";
+
+/// Returns the files that the chart reads as they are; none in a repository without them.
+fn monitoring_files() -> Result<Vec<GeneratedFile>> {
+    let folder = repository().join(MONITORING);
+    let mut names = Vec::new();
+    if folder.join("prometheus-rule.yaml").exists() {
+        names.push("prometheus-rule.yaml".to_owned());
+    }
+    let dashboards = folder.join("dashboards");
+    if dashboards.exists() {
+        let entries = std::fs::read_dir(&dashboards).with_context(|| format!("list {}", dashboards.display()))?;
+        for entry in entries {
+            names.push(format!("dashboards/{}", entry?.file_name().to_string_lossy()));
+        }
+    }
+    names.sort();
+    let read = |name: String| {
+        let path = folder.join(&name);
+        Ok(GeneratedFile {
+            text: std::fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?,
+            path: format!("files/monitoring/{name}"),
+        })
+    };
+    names.into_iter().map(read).collect()
+}
+
 /// Returns the generated files as they should be.
 ///
 /// # Errors
@@ -90,6 +118,7 @@ pub fn generated_files() -> Result<Vec<GeneratedFile>> {
                 .with_context(|| format!("make a template of manifests/{}", template.manifest))?,
         });
     }
+    files.extend(monitoring_files()?);
     let values = ChartValue::parse(&read(&chart().join("values.yaml"))?).context("read values.yaml of the chart")?;
     files.push(GeneratedFile {
         path: "values.schema.json".to_owned(),

@@ -75,16 +75,32 @@ fn each_option_adds_the_objects_of_its_component() {
 }
 
 #[test]
-#[ignore = "needs helm: make test"]
-fn pod_monitor_is_that_of_the_documentation() {
+#[ignore = "needs helm and kubectl: make test"]
+fn monitoring_is_that_of_the_manifests_or_of_the_documentation() {
+    let on = "monitoring.podMonitor.enabled=true";
+    if repository().join("manifests/monitoring").exists() {
+        let mut expected = rendered(NAMESPACE, &[]);
+        expected.extend(kustomize("manifests/monitoring").unwrap());
+        let all = format!("{on},monitoring.rules.enabled=true,monitoring.dashboards.enabled=true");
+        assert_equal(&expected, &rendered(NAMESPACE, &["--set", &all]));
+        return;
+    }
     let document = std::fs::read_to_string(repository().join("docs/metrics.md")).unwrap();
     let block = document
         .split("```yaml\n")
         .find(|block| block.contains("kind: PodMonitor"))
         .unwrap();
     let expected: Value = serde_yaml::from_str(block.split("```").next().unwrap()).unwrap();
-    let seen = rendered(NAMESPACE, &["--set", "monitoring.podMonitor.enabled=true"]);
+    let seen = rendered(NAMESPACE, &["--set", on]);
     assert_eq!(seen["PodMonitor gpunode-system/gpunode"]["spec"], expected["spec"]);
+    for option in ["rules", "dashboards"] {
+        let output = template(NAMESPACE, &["--set", &format!("monitoring.{option}.enabled=true")]).unwrap();
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(
+            !output.status.success() && errors.contains("this chart has no"),
+            "{option}: {errors}"
+        );
+    }
 }
 
 #[test]
