@@ -36,8 +36,11 @@ tolerations:
 - {operator: Exists}
 securityContext:
   runAsNonRoot: true
+  {{- /* OpenShift gives a pod without permissions of its own a user. */ -}}
+  {{- if not .Values.openshift.enabled }}
   runAsUser: 65532
   runAsGroup: 65532
+  {{- end }}
   seccompProfile:
     type: RuntimeDefault
 {{- end }}
