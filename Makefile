@@ -79,6 +79,11 @@ docs: ## generate docs/reference and docs/pictures from the CRDs, the programs a
 book: mdbook ## build the documentation site in target/book
 	@tests/docs/book.sh
 
+.PHONY: chart
+chart: ## generate templates, schema and README tables of manifests/helm/gpunode
+	@cargo build --workspace --locked --quiet --bin gpunode-chart
+	@$(TARGET)/debug/gpunode-chart
+
 .PHONY: lint
 lint: cargo-deny cargo-machete mdbook ## formatting, clippy, docs, licences, generated files, the site, purity of the pure crates
 	@tests/lint.sh

@@ -102,6 +102,7 @@ e2e_agents() {
 e2e_removal() {
   # First, because it waits for the kubelet's five minutes too.
   stage "removal and uninstallation" on_cluster uninstall
+  stage "installation with Helm" on_cluster helm
   # Begun first and awaited last: the operator waits for two minutes.
   stage "a DRA driver: its GPUs" on_cluster cluster dra::gpus_of_a_dra_driver
   stage "devices that are files" on_cluster cluster companions::
@@ -136,6 +137,7 @@ root() {
   stage "GitOps tools: components" program components --ignored
   stage "alerts: Prometheus' engine and lint" program alerts --ignored
   stage "alerts and dashboards: kustomize" program monitoring --ignored
+  stage "Helm chart" program chart --ignored
   stage "hooks as root: mounts" program gpunode-hook --ignored
   stage "hooks as root: the loader" program hook --ignored --skip measure
   stage "records of functions as root" program recorder --ignored

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Writes the two images of gpunode as OCI archives, without a registry and without a container engine:
 #   manifests/images/build.sh PROGRAMS OUTPUT
-# PROGRAMS is the folder with the built gpunode-agent, gpunode-hook and gpunode-operator, OUTPUT gets gpunode-agent.tar and
-# gpunode-operator.tar. Each image is FROM scratch: the program and the shared libraries that it needs, no shell.
+# PROGRAMS is the folder with the built gpunode-agent, gpunode-hook, gpunode-operator and kubectl-gpunode, OUTPUT gets gpunode-agent.tar
+# and gpunode-operator.tar. Each image is FROM scratch: the programs and the shared libraries that they need, no shell.
 set -euo pipefail
 
 for program in umoci jq; do
@@ -21,6 +21,13 @@ mkdir -p "$output"
 # Parts of glibc that the driver library needs, which the agent loads at run time.
 driver_libraries=(libc.so.6 libm.so.6 libdl.so.2 libpthread.so.0 librt.so.1)
 
+copy_program() { # PROGRAM ROOT: with its shared libraries
+  local library
+  # Cargo does not strip programs whose package has a profile of its own.
+  install -D -m 755 --strip "$programs/$1" "$2/$1"
+  while read -r library; do copy_library "$library" "$2"; done < <(ldd "$programs/$1" | grep -o '/[^ ]*')
+}
+
 copy_library() { # PATH ROOT: copies the file that a link names to the path at which the loader looks
   install -D -m 755 "$(readlink -f "$1")" "$2$1"
 }
@@ -28,10 +35,9 @@ copy_library() { # PATH ROOT: copies the file that a link names to the path at w
 build() { # NAME USER
   local name=$1 user=$2 root=$work/$1/root layout=$work/$1/layout
   mkdir -p "$root"
-  # Cargo does not strip programs whose package has a profile of its own.
-  install -D -m 755 --strip "$programs/gpunode-$name" "$root/gpunode-$name"
-  while read -r library; do copy_library "$library" "$root"; done \
-    < <(ldd "$programs/gpunode-$name" | grep -o '/[^ ]*')
+  copy_program "gpunode-$name" "$root"
+  # For the hooks of the Helm chart.
+  [ "$name" != operator ] || copy_program kubectl-gpunode "$root"
   if [ "$name" = agent ]; then
     # The agent copies it to hosts, whose C library may be another or none.
     if ldd "$programs/gpunode-hook" 2> /dev/null | grep '/'; then

@@ -10,7 +10,8 @@ const VALIDATE_EXIT_CODES: &str = "Exit codes:
 
 const STATUS_EXIT_CODES: &str = "Exit codes:
   0  the state is shown, problems included; scripts find problems with -o json
-  1  the cluster cannot be read, or an argument is wrong";
+  1  the cluster cannot be read, or an argument is wrong; with --check also if
+     gpunode does not run";
 
 const PLAN_EXIT_CODES: &str = "Exit codes:
   0  the change disrupts no running pod and meets no obstacle
@@ -68,7 +69,8 @@ const DUMP_EXIT_CODES: &str = "Exit codes:
   1  the cluster cannot be read, or an argument is wrong";
 
 const UNINSTALL_EXIT_CODES: &str = "Exit codes:
-  0  nothing of gpunode is left, or you answered no
+  0  nothing of gpunode is left (with --nodes-only: on the nodes), or you answered
+     no
   1  something is left, and the output names it; or the cluster cannot be read, or
      an argument is wrong";
 
@@ -108,6 +110,7 @@ pub enum PluginCommand {
   kubectl gpunode status
   kubectl gpunode status gpu-17     # the pods that hold each GPU of a node
   kubectl gpunode status --watch    # follow a rollout
+  kubectl gpunode status --check    # after an installation
   kubectl gpunode status -o wide    # rows as long as they are
   kubectl gpunode status -o json | jq '.nodes[] | select(.ready != \"True\")'
 
@@ -241,6 +244,7 @@ pub enum PluginCommand {
   kubectl gpunode uninstall --dry-run
   kubectl gpunode uninstall
   kubectl gpunode uninstall --yes --wait-resources    # also cleans node status
+  kubectl gpunode uninstall --yes --nodes-only        # before other tools delete the rest
   kubectl gpunode uninstall --yes -o json | jq .left
 
 {UNINSTALL_EXIT_CODES}"))]
@@ -267,6 +271,9 @@ pub struct StatusArgs {
     /// Show the state again when it changes, until Ctrl-C; a terminal shows only the latest state
     #[arg(short, long)]
     pub watch: bool,
+    /// Wait half a minute at most until the operator and its agents run, and exit with code 1 if they do not
+    #[arg(long, conflicts_with = "watch")]
+    pub check: bool,
     /// The cluster to use.
     #[command(flatten)]
     pub cluster: ClusterArgs,
@@ -606,6 +613,9 @@ pub struct UninstallArgs {
     /// Also remove resources without a plugin from node status; kubelets allow this after 5 to 7 minutes
     #[arg(long)]
     pub wait_resources: bool,
+    /// Only stop the operator, end the agents and restore every node; keep policies, CRDs, permissions and the namespace
+    #[arg(long)]
+    pub nodes_only: bool,
     /// The cluster to use.
     #[command(flatten)]
     pub cluster: ClusterArgs,

@@ -12,6 +12,7 @@
 //! | `devices` | summarises the devices of one node and their holders |
 //! | `in_use` | sums memory, cores and shares in use |
 //! | `usage` | reads what containers use from the agents |
+//! | `check` | checks that gpunode runs |
 //! | `discovery` | counts how far an upgrade of discovery is |
 //! | `amount` | a part of a whole, such as 3 of 10 shares |
 //! | `policy` | summarises one policy |
@@ -20,6 +21,7 @@
 //! | `watch` | prints the state again when it changes |
 
 mod amount;
+mod check;
 mod devices;
 mod discovery;
 mod faults;
@@ -51,12 +53,19 @@ use k8s_openapi::api::{
     core::v1::Node,
 };
 use kube::{Client, ResourceExt, api::ListParams};
-use std::process::ExitCode;
+use std::{
+    process::ExitCode,
+    time::{Duration, Instant},
+};
 use usage::read_usage;
 use watch::{WatchOutput, watch};
 
 /// Namespace of the agents, unless that of the operator is known.
 const NAMESPACE: &str = "gpunode-system";
+/// Longest wait of `--check`: an operator that starts is ready in seconds, and its agents some seconds later.
+const CHECK_LIMIT: Duration = Duration::from_secs(30);
+/// Time between two checks.
+const CHECK_PAUSE: Duration = Duration::from_secs(1);
 
 /// Prints the state of the cluster, once or each time it changes. Problems are part of the output and not a failure.
 ///
@@ -72,9 +81,32 @@ pub async fn run(args: &StatusArgs) -> anyhow::Result<ExitCode> {
         };
         watch(place, async || read_state(&client, args).await).await?;
     } else {
+        let problem = if args.check {
+            what_does_not_run(&client).await?
+        } else {
+            None
+        };
         output::write(&read_state(&client, args).await?)?;
+        if let Some(problem) = problem {
+            anyhow::bail!("status --check: {problem}");
+        }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Waits until gpunode runs, and returns why it does not.
+async fn what_does_not_run(client: &Client) -> anyhow::Result<Option<String>> {
+    let end = Instant::now() + CHECK_LIMIT;
+    loop {
+        let selected = |labels: &str| ListParams::default().labels(labels);
+        let operators = cluster::list_some::<Deployment>(client, selected(operator::OPERATOR)).await?;
+        let discovery = cluster::list_some::<DaemonSet>(client, selected(discovery::SELECTOR)).await?;
+        let problem = check::what_does_not_run(&operators.objects, &discovery.objects);
+        if problem.is_none() || Instant::now() >= end {
+            return Ok(problem);
+        }
+        tokio::time::sleep(CHECK_PAUSE).await;
+    }
 }
 
 /// Reads the state of the cluster and formats it.

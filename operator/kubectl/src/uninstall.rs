@@ -16,6 +16,7 @@
 //! | `foreign` | finds objects in the namespace that are not gpunode's |
 //! | `deletion` | waits for deleted objects to disappear |
 //! | `removal` | one removal: its requests, deadline and results |
+//! | `scope` | everything, or what is on the nodes |
 //! | `requests` | requests that take "not found" as done |
 //! | `progress` | prints a line for each step |
 //! | `leftover` | something that stays, and why |
@@ -35,6 +36,7 @@ mod progress;
 mod removal;
 mod requests;
 mod resources;
+mod scope;
 mod survey;
 mod survey_text;
 mod undo;
@@ -49,6 +51,7 @@ use leftover::Leftover;
 use progress::RemovalProgress;
 use removal::Removal;
 use requests::RemovalRequests;
+use scope::RemovalScope;
 use serde::Serialize;
 use std::{
     collections::BTreeSet,
@@ -67,13 +70,17 @@ const UNCHANGED: &str = "nothing was changed\n";
 /// When the cluster cannot be read, or the caller lacks a permission; then nothing was changed.
 pub async fn run(args: &UninstallArgs) -> anyhow::Result<ExitCode> {
     let client = cluster::connect(&args.cluster).await?;
-    let objects = installed::objects(&args.namespace)?;
+    let scope = RemovalScope::of(args);
+    let objects = match scope {
+        RemovalScope::Everything => installed::objects(&args.namespace)?,
+        RemovalScope::Nodes => Vec::new(),
+    };
     let requests = RemovalRequests {
         client,
         namespace: args.namespace.clone(),
     };
     let mut removal = Removal::new(requests, RemovalProgress::new(args.output));
-    let survey = survey(&removal, &objects).await?;
+    let survey = survey(&removal, &objects, scope).await?;
     if args.dry_run {
         output::print(args.output, &survey, |width| {
             survey_text(&survey, args.all, width) + UNCHANGED
@@ -81,9 +88,9 @@ pub async fn run(args: &UninstallArgs) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     if survey.is_empty() {
-        return report(&removal, args.output, "nothing of gpunode is in this cluster");
+        return report(&removal, args.output, scope.nothing());
     }
-    let missing = permissions::missing(&removal, args.wait_resources).await?;
+    let missing = permissions::missing(&removal, scope, args.wait_resources).await?;
     let missing = with_reads(missing, &survey.forbidden);
     anyhow::ensure!(
         missing.is_empty(),
@@ -102,14 +109,17 @@ pub async fn run(args: &UninstallArgs) -> anyhow::Result<ExitCode> {
         }
     }
     removal.restart(RemovalProgress::new(args.output));
-    remove_all(&mut removal, &objects).await;
+    match scope {
+        RemovalScope::Everything => remove_all(&mut removal, &objects).await,
+        RemovalScope::Nodes => restore_nodes(&mut removal).await,
+    }
     if args.wait_resources {
         resources::remove_resources(&mut removal, survey.resources).await;
     } else {
         resources::note_resources(&mut removal, &survey.resources);
     }
     let seconds = removal.progress.elapsed().as_secs();
-    report(&removal, args.output, &format!("gpunode was removed in {seconds} s"))
+    report(&removal, args.output, &scope.done(seconds))
 }
 
 /// Adds the forbidden reads to the missing permissions, which name the API group too, such as `list daemonsets.apps`.
@@ -134,6 +144,14 @@ async fn remove_all(removal: &mut Removal, objects: &[InstalledObject]) {
     objects::delete_installed(removal, objects).await;
     objects::delete_kinds(removal).await;
     namespace::delete_namespace(removal, objects).await;
+}
+
+/// Takes everything back from the nodes, in the same order.
+async fn restore_nodes(removal: &mut Removal) {
+    operator::stop_operator(removal).await;
+    agents::delete_daemonsets(removal).await;
+    nodes::undo_nodes(removal).await;
+    agents::await_agents(removal).await;
 }
 
 /// The result of a removal.

@@ -96,6 +96,8 @@ build_kubernetes() {
   go_build kubernetes "$bin/kubectl" -ldflags "$flags" ./kubectl
 }
 
+build_helm() { go_build helm "$bin/helm" -ldflags '-s -w' helm.sh/helm/v4/cmd/helm; }
+
 # NVIDIA's container runtime, its hook program, and its generator of CDI files. They load NVML when they run, so they are C programs.
 build_toolkit() {
   (
@@ -128,7 +130,7 @@ build_busybox() {
 }
 
 built=
-for module in etcd containerd kubernetes toolkit; do
+for module in etcd containerd kubernetes helm toolkit; do
   folder=$here/$module
   [ $module != toolkit ] || folder=$here/../../cdi/toolkit
   sources=$(find "$folder" -name 'go.*' -o -name '*.go' | LC_ALL=C sort)

@@ -12,6 +12,7 @@ mod gpu_operator;
 mod hand_over;
 mod held;
 mod idle_daemonset;
+mod installation;
 mod kubelet_log;
 mod lab;
 mod mig;

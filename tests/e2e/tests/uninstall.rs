@@ -2,11 +2,11 @@
 //! `kubectl gpunode uninstall`.
 
 use anyhow::{Context, Result, ensure};
-use gpunode_e2e::{Lab, NAMESPACE, NODES, T4, V100, eventually, is_fact, node_snapshot};
+use gpunode_e2e::{Lab, NAMESPACE, T4, V100, eventually, node_snapshot};
 use serde_json::Value;
 use std::{
     io::{BufRead, BufReader},
-    process::{Child, Command, Stdio},
+    process::{Child, Stdio},
     time::{Duration, Instant},
 };
 
@@ -46,24 +46,6 @@ fn delete(lab: &Lab, state: &str) -> Result<()> {
     Ok(())
 }
 
-fn install(lab: &Lab) -> Result<()> {
-    let name = lab
-        .cluster()
-        .folder()
-        .file_name()
-        .map(|name| name.to_string_lossy().into_owned())
-        .unwrap_or_default();
-    let output = Command::new(Lab::repository().join("tests/cluster/install-gpunode.sh"))
-        .arg(name)
-        .output()?;
-    ensure!(
-        output.status.success(),
-        "install gpunode: {}",
-        String::from_utf8_lossy(&output.stderr)
-    );
-    Ok(())
-}
-
 #[test]
 #[ignore = "needs the local cluster: make test"]
 fn delete_returns_in_any_state_and_a_new_installation_cleans_up() -> Result<()> {
@@ -73,7 +55,7 @@ fn delete_returns_in_any_state_and_a_new_installation_cleans_up() -> Result<()> 
     lab.apply(POLICY)?;
     lab.await_ready("left-behind")?;
     delete(&lab, "a policy is in force")?;
-    install(&lab)?;
+    lab.install()?;
     eventually("what the deleted policy left on the node is gone", CLEANED, || {
         let seen = node_snapshot(&lab.node(V100)?);
         ensure!(seen == before, "before: {before}\n   now: {seen}");
@@ -92,7 +74,7 @@ fn delete_returns_in_any_state_and_a_new_installation_cleans_up() -> Result<()> 
     ])?;
     delete(&lab, "the operator is gone")?;
     delete(&lab, "nothing is left")?;
-    install(&lab)?;
+    lab.install()?;
     lab.await_nothing_owned()
 }
 
@@ -117,32 +99,11 @@ fn uninstall(lab: &Lab, state: &str, before: &[(String, Value)]) -> Result<()> {
 }
 
 fn nothing_is_left(lab: &Lab, before: &[(String, Value)]) -> Result<()> {
-    nothing_is_left_on_nodes(lab, before)?;
+    lab.nothing_is_left_on_nodes(before)?;
     let kinds = "crd,ns,clusterroles,clusterrolebindings,validatingadmissionpolicies,validatingadmissionpolicybindings";
     let objects = lab.kubectl(&["get", kinds, "-o", "name"])?;
     let left: Vec<_> = objects.lines().filter(|name| name.contains("gpunode")).collect();
     ensure!(left.is_empty(), "left: {left:?}");
-    Ok(())
-}
-
-/// A snapshot leaves out what comes and goes without policies, which has to go as well.
-fn nothing_is_left_on_nodes(lab: &Lab, before: &[(String, Value)]) -> Result<()> {
-    let now = lab.snapshot()?;
-    ensure!(now == before, "before: {before:?}\n   now: {now:?}");
-    for node in NODES {
-        let metadata = lab.node(node)?["metadata"].clone();
-        let mut labels = metadata["labels"]
-            .as_object()
-            .into_iter()
-            .flat_map(|labels| labels.keys());
-        ensure!(
-            !labels.any(|key| is_fact(key)),
-            "{node} has labels {}",
-            metadata["labels"]
-        );
-        let record = &metadata["annotations"]["gpunode.dev/owned"];
-        ensure!(record.is_null(), "{node} has the record {record}");
-    }
     Ok(())
 }
 
@@ -163,7 +124,7 @@ fn uninstall_keeps_what_is_not_gpunodes(lab: &Lab, before: &[(String, Value)]) -
         output.status.code() == Some(1) && text.contains("not gpunode's: Secret theirs;"),
         "{output:?}"
     );
-    nothing_is_left_on_nodes(lab, before)?;
+    lab.nothing_is_left_on_nodes(before)?;
     let left = lab.kubectl(&[
         "-n",
         NAMESPACE,
@@ -229,7 +190,7 @@ fn uninstall_removes_everything_in_any_state() -> Result<()> {
     let before = lab.snapshot()?;
     nothing_is_left(&lab, &before).context("an installation without policies")?;
 
-    install(&lab)?;
+    lab.install()?;
     lab.apply(T4_POLICY)?;
     lab.await_ready("left-behind-too")?;
     let waiting = Waiting::start(&lab)?;
@@ -258,7 +219,7 @@ fn uninstall_removes_everything_in_any_state() -> Result<()> {
         ("the namespace is gone", &[&["delete", "namespace", NAMESPACE]]),
     ];
     for (state, commands) in wrong_orders {
-        install(&lab)?;
+        lab.install()?;
         lab.apply(POLICY)?;
         lab.await_ready("left-behind")?;
         for command in commands {
@@ -267,13 +228,13 @@ fn uninstall_removes_everything_in_any_state() -> Result<()> {
         uninstall(&lab, state, &before)?;
     }
 
-    install(&lab)?;
+    lab.install()?;
     lab.apply(POLICY)?;
     lab.await_ready("left-behind")?;
     delete(&lab, "a policy is in force")?;
     uninstall(&lab, "everything was deleted", &before)?;
 
-    install(&lab)?;
+    lab.install()?;
     lab.apply(POLICY)?;
     lab.await_ready("left-behind")?;
     uninstall_keeps_what_is_not_gpunodes(&lab, &before)?;
@@ -284,6 +245,6 @@ fn uninstall_removes_everything_in_any_state() -> Result<()> {
     for list in ["capacity", "allocatable"] {
         ensure!(status[list].get("nvidia.com/gpu").is_none(), "{list}: {}", status[list]);
     }
-    install(&lab)?;
+    lab.install()?;
     lab.await_nothing_owned()
 }

@@ -31,12 +31,7 @@ const STEP: &str = "operator";
 
 /// Deletes the operator's Deployment and waits until no operator process can write.
 pub async fn stop_operator(removal: &mut Removal) {
-    let deployment = InstalledObject {
-        kind: ApiResource::erase::<Deployment>(&()),
-        namespace: Some(removal.requests.namespace.clone()),
-        name: NAME.to_owned(),
-    };
-    removal.delete(&deployment).await;
+    removal.delete(&deployment(&removal.requests.namespace)).await;
     let end = removal.within(LIMIT);
     let mut watch = OperatorWatch::default();
     loop {
@@ -52,6 +47,15 @@ pub async fn stop_operator(removal: &mut Removal) {
             Ok(Some(holder)) => removal.progress.doing(STEP, &format!("waiting for {holder} to end")),
         }
         pause().await;
+    }
+}
+
+/// Names the operator's Deployment in a namespace.
+pub fn deployment(namespace: &str) -> InstalledObject {
+    InstalledObject {
+        kind: ApiResource::erase::<Deployment>(&()),
+        namespace: Some(namespace.to_owned()),
+        name: NAME.to_owned(),
     }
 }
 

@@ -1,6 +1,6 @@
 //! The permissions that a removal needs. They are checked first, because a removal that stops half-way helps nobody.
 
-use super::{installed, removal::Removal, requests::request};
+use super::{installed, removal::Removal, requests::request, scope::RemovalScope};
 use k8s_openapi::api::authorization::v1::{ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec};
 use kube::{Api, api::PostParams};
 use std::collections::BTreeSet;
@@ -15,14 +15,19 @@ struct RequiredPermission {
     namespaced: bool,
 }
 
-/// Permissions besides the deletion of installed objects.
-const OTHERS: [(&str, &str, &str, bool); 8] = [
+/// Permissions to take everything back from the nodes.
+const NODES: [(&str, &str, &str, bool); 7] = [
     ("list", "", "nodes", false),
     ("patch", "", "nodes", false),
     ("list", "", "pods", true),
     ("delete", "", "pods", true),
     ("list", "apps", "daemonsets", true),
     ("delete", "apps", "daemonsets", true),
+    ("delete", "apps", "deployments", true),
+];
+
+/// Permissions for the rest, besides the deletion of installed objects.
+const OTHERS: [(&str, &str, &str, bool); 2] = [
     ("delete", "gpunode.dev", "gpunodepolicies", false),
     ("delete", "", "namespaces", false),
 ];
@@ -34,7 +39,7 @@ const STATUS: (&str, &str, &str, bool) = ("patch", "", "nodes/status", false);
 ///
 /// # Errors
 /// When the API server does not say.
-pub async fn missing(removal: &Removal, wait_resources: bool) -> anyhow::Result<Vec<String>> {
+pub async fn missing(removal: &Removal, scope: RemovalScope, wait_resources: bool) -> anyhow::Result<Vec<String>> {
     let reviews: Api<SelfSubjectAccessReview> = Api::all(removal.requests.client.clone());
     let mut missing = Vec::new();
     for RequiredPermission {
@@ -42,7 +47,7 @@ pub async fn missing(removal: &Removal, wait_resources: bool) -> anyhow::Result<
         group,
         resource,
         namespaced,
-    } in required(wait_resources)?
+    } in required(scope, wait_resources)?
     {
         let (name, subresource) = resource.split_once('/').unwrap_or((&resource, ""));
         let attributes = ResourceAttributes {
@@ -82,17 +87,20 @@ pub async fn missing(removal: &Removal, wait_resources: bool) -> anyhow::Result<
 }
 
 /// Returns every permission once, sorted for reading.
-fn required(wait_resources: bool) -> anyhow::Result<BTreeSet<RequiredPermission>> {
-    let others =
-        OTHERS
-            .into_iter()
-            .chain(wait_resources.then_some(STATUS))
-            .map(|(verb, group, resource, namespaced)| RequiredPermission {
-                verb,
-                group: group.to_owned(),
-                resource: resource.to_owned(),
-                namespaced,
-            });
+fn required(scope: RemovalScope, wait_resources: bool) -> anyhow::Result<BTreeSet<RequiredPermission>> {
+    let permission = |(verb, group, resource, namespaced): (_, &str, &str, _)| RequiredPermission {
+        verb,
+        group: group.to_owned(),
+        resource: resource.to_owned(),
+        namespaced,
+    };
+    let of_nodes = NODES
+        .into_iter()
+        .chain(wait_resources.then_some(STATUS))
+        .map(permission);
+    if scope == RemovalScope::Nodes {
+        return Ok(of_nodes.collect());
+    }
     let deleted = installed::objects("")?
         .into_iter()
         .chain(installed::definitions())
@@ -102,20 +110,44 @@ fn required(wait_resources: bool) -> anyhow::Result<BTreeSet<RequiredPermission>
             resource: object.kind.plural,
             namespaced: object.namespace.is_some(),
         });
-    Ok(others.chain(deleted).collect())
+    Ok(of_nodes
+        .chain(OTHERS.into_iter().map(permission))
+        .chain(deleted)
+        .collect())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[test]
-    fn every_kind_that_goes_is_asked_for() {
-        let required = required(true).expect("readable manifests");
-        let shown: Vec<_> = required
+    fn shown(scope: RemovalScope, wait_resources: bool) -> Vec<String> {
+        let required = required(scope, wait_resources).expect("readable manifests");
+        required
             .iter()
             .map(|it| format!("{} {}.{}", it.verb, it.resource, it.group))
-            .collect();
+            .collect()
+    }
+
+    #[test]
+    fn nothing_but_the_nodes_needs_few_permissions() {
+        assert_eq!(
+            shown(RemovalScope::Nodes, false),
+            [
+                "delete pods.",
+                "delete daemonsets.apps",
+                "delete deployments.apps",
+                "list nodes.",
+                "list pods.",
+                "list daemonsets.apps",
+                "patch nodes."
+            ]
+        );
+        assert!(shown(RemovalScope::Nodes, true).contains(&"patch nodes/status.".to_owned()));
+    }
+
+    #[test]
+    fn every_kind_that_goes_is_asked_for() {
+        let shown = shown(RemovalScope::Everything, true);
         for kind in [
             "roles.rbac.authorization.k8s.io",
             "poddisruptionbudgets.policy",

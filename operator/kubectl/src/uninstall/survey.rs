@@ -6,9 +6,11 @@ use super::{
     installed::{self, InstalledObject},
     leftover::Leftover,
     namespace::{unlisted, why_it_is_kept},
+    operator::deployment,
     removal::Removal,
     requests::request,
     resources::ServedResources,
+    scope::RemovalScope,
     undo::{NodeUndo, undo},
 };
 use crate::cluster::{self, ForbiddenRequest};
@@ -56,12 +58,19 @@ pub struct RemovalSurvey {
 ///
 /// # Errors
 /// When the cluster cannot be read, or gpunode is installed in another namespace.
-pub async fn survey(removal: &Removal, installed: &[InstalledObject]) -> anyhow::Result<RemovalSurvey> {
+pub async fn survey(
+    removal: &Removal,
+    installed: &[InstalledObject],
+    scope: RemovalScope,
+) -> anyhow::Result<RemovalSurvey> {
     let requests = &removal.requests;
     let mut survey = RemovalSurvey::default();
     survey.permitted(check_namespace(removal).await)?;
-    let policies = survey.permitted(requests.names::<GpuNodePolicy>(None, "").await)?;
-    survey.policies = policies.unwrap_or_default();
+    let is_everything = scope == RemovalScope::Everything;
+    if is_everything {
+        let policies = survey.permitted(requests.names::<GpuNodePolicy>(None, "").await)?;
+        survey.policies = policies.unwrap_or_default();
+    }
     // Without the CRD, only the records on the nodes tell what agents served.
     let definition = survey.permitted(requests.metadata(&installed::definitions()[1]).await)?;
     if !matches!(definition, Some(None)) {
@@ -75,12 +84,18 @@ pub async fn survey(removal: &Removal, installed: &[InstalledObject]) -> anyhow:
         survey.add_node(&node)?;
     }
     let mut objects = survey.permitted(daemonsets(removal).await)?.unwrap_or_default();
-    objects.extend(installed.iter().cloned().chain(installed::definitions()));
+    match scope {
+        RemovalScope::Everything => objects.extend(installed.iter().cloned().chain(installed::definitions())),
+        RemovalScope::Nodes => objects.push(deployment(&requests.namespace)),
+    }
     for object in objects {
         let found = survey.permitted(requests.metadata(&object).await)?;
         if found.flatten().is_some() {
             survey.objects.push(object);
         }
+    }
+    if !is_everything {
+        return Ok(survey);
     }
     let namespace = InstalledObject::cluster_scoped::<Namespace>(&requests.namespace);
     let found = survey.permitted(requests.metadata(&namespace).await)?;
