@@ -86,12 +86,18 @@ fn is_foreign(kind: &ApiResource, object: &PartialObjectMeta<DynamicObject>, ins
         .labels()
         .get(MANAGED_BY_LABEL)
         .is_some_and(|by| by == "gpunode-operator");
+    // Of a component beside `manifests/default`, such as a quota or network policies.
+    let is_component = name.starts_with("gpunode")
+        && object
+            .labels()
+            .get("app.kubernetes.io/part-of")
+            .is_some_and(|of| of == "gpunode");
     let is_pod = kind.kind == "Pod"
         && object
             .labels()
             .get("app.kubernetes.io/name")
             .is_some_and(|name| OURS.contains(&name.as_str()));
-    !(is_everywhere || is_installed || is_lease || goes || is_made || is_managed || is_pod)
+    !(is_everywhere || is_installed || is_component || is_lease || goes || is_made || is_managed || is_pod)
 }
 
 #[cfg(test)]
@@ -156,6 +162,18 @@ mod tests {
                 "Pod",
                 json!({"name": "a", "labels": {"app.kubernetes.io/name": "gpunode-agent"}}),
                 false,
+            ),
+            (
+                "",
+                "ResourceQuota",
+                json!({"name": "gpunode-critical-pods", "labels": {"app.kubernetes.io/part-of": "gpunode"}}),
+                false,
+            ),
+            (
+                "",
+                "ResourceQuota",
+                json!({"name": "team-a", "labels": {"app.kubernetes.io/part-of": "gpunode"}}),
+                true,
             ),
             (
                 "",
