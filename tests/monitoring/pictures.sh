@@ -43,7 +43,7 @@ mkdir -p docs/pictures
 fleet=("Refused allocations by node" "Nodes that are not done, by policy")
 picture dashboard-fleet 1400,1430 fleet recovered "" "${fleet[@]}"
 no_mig=("GPUs by phase" "MIG devices by profile" "Largest free instance" "Changes")
-picture dashboard-node 1400,1790 node recovered "&node=gpu-v100" "${no_mig[@]}" "Foreign processes by GPU"
-picture dashboard-node-mig 1400,1790 node stopped-rollout "&node=gpu-a100" \
+picture dashboard-node 1400,2050 node recovered "&node=gpu-v100" "${no_mig[@]}" "Foreign processes by GPU"
+picture dashboard-node-mig 1400,2050 node stopped-rollout "&node=gpu-a100" \
   Faults "Faults over time" XIDs "Failed driver calls" "Foreign processes by GPU"
 picture dashboard-operator 1400,1500 operator no-leader "" "Other ends of writes" "Objects tried again"

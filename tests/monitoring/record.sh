@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Records what a Prometheus would scrape while GPUs, rollouts, agents and operators fail on the local cluster NAME, which has
-# gpunode installed (tests/e2e/cluster.yaml) and no policy. Takes about 20 minutes; writes tests/monitoring/recordings.
+# gpunode installed (tests/e2e/cluster.yaml) and no policy, and never had a MIG layout. Takes about 20 minutes; replaces
+# tests/monitoring/recordings.
 #   make cluster-up NAME=monitoring CLUSTER=tests/e2e/cluster.yaml
 #   tests/monitoring/record.sh monitoring
 # CLUSTER_TARGET names the folder with the cluster's programs if it is not target.
@@ -172,5 +173,6 @@ awaited 4
 
 touch "$raw/end"
 wait "$scraper"
+rm -f "$folder/recordings/"*.yaml
 cargo run --quiet --locked -p gpunode-monitoring-tests -- "$raw" "$interval" "$folder/recordings/story.yaml"
 rm -rf "$raw"

@@ -65,6 +65,6 @@ pub use mig::{
 };
 pub use sharing::{AdvertisedResource, AdvertisedShare, Assignment, DeviceSharing, device_of};
 pub use usage::{
-    IdleClocks, ListedProcess, ProcessOwner, ProcessesOnGpu, SmSample, UsageHolder, UsageInputs, container_usage,
-    usage_holders,
+    IdleClocks, ListedProcess, NotTold, ProcessOwner, ProcessesOnGpu, SmSample, UsageHolder, UsageInputs,
+    container_usage, usage_holders,
 };

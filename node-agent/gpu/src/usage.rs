@@ -3,18 +3,21 @@
 //! | module | what it does |
 //! |---|---|
 //! | `given` | what a container was given |
+//! | `holder` | the holders of devices, with the UIDs of their pods |
 //! | `used` | which processes are a container's, and what they use |
 //! | `idle` | how long a container has not used a device |
 
 mod given;
+mod holder;
 mod idle;
 #[cfg(test)]
 mod tests;
 mod used;
 
-use crate::{Assignment, ContainerShares, Device, DeviceHolder, DeviceSharing, device_of};
+use crate::{Assignment, Device, DeviceSharing};
 use given::given_share;
 use gpunode_crds::{ContainerUsage, MAX_USAGE_ENTRIES};
+pub use holder::{UsageHolder, usage_holders};
 pub use idle::IdleClocks;
 use idle::IdleKey;
 use std::{
@@ -22,16 +25,7 @@ use std::{
     time::Instant,
 };
 use used::{DeviceProcesses, used_share};
-pub use used::{ListedProcess, ProcessOwner, ProcessesOnGpu, SmSample};
-
-/// A container that holds shares of a device, with the UID of its pod.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct UsageHolder {
-    /// The container and the device.
-    pub holder: DeviceHolder,
-    /// UID of its pod; none if the kubelet's checkpoint does not have it.
-    pub pod_uid: Option<String>,
-}
+pub use used::{ListedProcess, NotTold, ProcessOwner, ProcessesOnGpu, SmSample};
 
 /// One read of a node.
 #[derive(Clone, Copy, Debug)]
@@ -46,27 +40,6 @@ pub struct UsageInputs<'a> {
     pub gpus: &'a [ProcessesOnGpu],
     /// Owners of processes, by process id; those that have ended have none.
     pub owners: &'a BTreeMap<u32, ProcessOwner>,
-}
-
-/// Returns the holders of devices with the UIDs of their pods, from the shares that containers hold and the pods of shares by resource
-/// and id.
-pub fn usage_holders(observed: &[ContainerShares], pods: &BTreeMap<(String, String), String>) -> Vec<UsageHolder> {
-    let mut holders: BTreeMap<DeviceHolder, UsageHolder> = BTreeMap::new();
-    for shares in observed {
-        for id in &shares.ids {
-            let key = DeviceHolder::of(shares, device_of(id));
-            let of = holders.entry(key.clone()).or_insert_with(|| UsageHolder {
-                holder: key,
-                pod_uid: None,
-            });
-            of.holder.count += 1;
-            of.pod_uid = of
-                .pod_uid
-                .take()
-                .or_else(|| pods.get(&(shares.resource.clone(), id.clone())).cloned());
-        }
-    }
-    holders.into_values().collect()
 }
 
 /// Returns what each container uses of each device that it holds, by namespace, pod, container and device, and the number of further

@@ -11,6 +11,7 @@
 //! | `resources` | compares what an agent advertises with what the Node has |
 //! | `devices` | summarises the devices of one node and their holders |
 //! | `in_use` | sums memory, cores and shares in use |
+//! | `node_usage` | what the containers on a node use, or why it cannot be told |
 //! | `usage` | reads what containers use from the agents |
 //! | `check` | checks that gpunode runs |
 //! | `discovery` | counts how far an upgrade of discovery is |
@@ -29,6 +30,7 @@ mod fleet;
 mod in_use;
 mod mig;
 mod node;
+mod node_usage;
 mod policy;
 mod problems;
 mod resources;

@@ -67,7 +67,8 @@ const draw = {
     const [series] = await query(panel.targets[0].expr, true);
     if (!series) {
       frame.append(element('div', { className: 'stat', textContent: defaults.noValue || 'No data' }));
-      frame.style.background = color('red');
+      // As Grafana does: the colour below all thresholds.
+      frame.style.background = color(defaults.thresholds.steps[0].color);
       return !defaults.noValue;
     }
     const value = Number(series.value[1]);
@@ -172,7 +173,9 @@ const draw = {
       return nice(Math.max(most, defaults.max ?? 0, limit !== null && !right && most > limit / 3 ? limit : 0) || 1);
     };
     const tops = { false: scale(false), true: lines.some((line) => line.right) ? scale(true) : 1 };
-    const x = (at) => left + plotWidth * (at - range.from) / (range.to - range.from);
+    // Half a bar stands out on both sides.
+    const inset = custom.drawStyle === 'bars' ? plotWidth / times.length / 2 : 0;
+    const x = (at) => left + inset + (plotWidth - 2 * inset) * (at - range.from) / (range.to - range.from);
     const y = (value, right = false) => 6 + plotHeight * (1 - value / tops[right]);
     const unit = (right) => lines.find((line) => line.right === right)?.unit || defaults.unit;
     for (const step of [0, 0.25, 0.5, 0.75, 1]) {
@@ -185,6 +188,7 @@ const draw = {
     }
     const every = Math.ceil((range.to - range.from) / 240) * 60;
     for (let at = Math.ceil(range.from / every) * every; at <= range.to; at += every) {
+      if (x(at) > width - 16) continue;
       const clock = new Date(at * 1000).toISOString().slice(11, 16);
       parts.push(`<text x="${x(at)}" y="${height - 3}" text-anchor="middle">${clock}</text>`);
     }

@@ -1,6 +1,9 @@
 //! Scrapes over time. The notation of values is promtool's: `1 2 0x3 5+1x4 _ stale`.
 
-use crate::scrape::{MetricFamily, Scrape};
+use crate::{
+    repository,
+    scrape::{MetricFamily, Scrape},
+};
 use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, fmt::Write as _, path::Path};
@@ -8,7 +11,7 @@ use std::{collections::BTreeMap, fmt::Write as _, path::Path};
 /// Job of the `PodMonitor`, as the Prometheus operator names it.
 const JOB: &str = "gpunode-system/gpunode";
 
-/// What was scraped on a cluster.
+/// Scrapes of all pods of a cluster.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Recording {
     /// Seconds between two scrapes.
@@ -51,10 +54,26 @@ pub enum Value {
 }
 
 impl Recording {
-    /// Reads a recording.
-    pub fn read(path: &Path) -> Result<Self> {
-        let text = std::fs::read_to_string(path).with_context(|| format!("read {}", path.display()))?;
-        serde_yaml::from_str(&text).with_context(|| format!("read {}", path.display()))
+    /// Reads all recordings, each of other scenes.
+    pub fn all() -> Result<Vec<Self>> {
+        let folder = repository().join("tests/monitoring/recordings");
+        let mut recordings: Vec<Self> = Vec::new();
+        for file in std::fs::read_dir(&folder).with_context(|| format!("list {}", folder.display()))? {
+            let path = file?.path();
+            let text = std::fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
+            let recording: Self = serde_yaml::from_str(&text).with_context(|| format!("read {}", path.display()))?;
+            for scene in recording.scenes.keys() {
+                let is_new = recordings.iter().all(|other| !other.scenes.contains_key(scene));
+                ensure!(
+                    is_new,
+                    "the scene {scene} is in {} and in another recording",
+                    path.display()
+                );
+            }
+            recordings.push(recording);
+        }
+        ensure!(!recordings.is_empty(), "no recording in {}", folder.display());
+        Ok(recordings)
     }
 
     /// Series of some scenes, which follow each other.

@@ -13,7 +13,7 @@ pub struct Scrape {
     pub samples: BTreeMap<String, f64>,
 }
 
-/// What a scrape says about all series of one name.
+/// Type and help of all series of one name.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MetricFamily {
     /// `counter`, `gauge`, `histogram` or `info`.

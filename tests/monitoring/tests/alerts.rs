@@ -7,6 +7,9 @@ use serde::Deserialize;
 use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet};
 
+/// Seconds between two scrapes, in recordings and in the series of cases.
+const INTERVAL: u32 = 15;
+
 /// A moment, and what fires then.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -25,10 +28,6 @@ fn cases() -> BTreeMap<String, Vec<Case>> {
     serde_yaml::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
 }
 
-fn recording() -> Recording {
-    Recording::read(&repository().join("tests/monitoring/recordings/story.yaml")).unwrap()
-}
-
 /// Seconds of a duration such as `15m`.
 fn seconds(duration: &str) -> Result<u32> {
     let (number, unit) = duration.split_at(duration.len() - 1);
@@ -42,11 +41,18 @@ fn seconds(duration: &str) -> Result<u32> {
 }
 
 /// Series of the scenes; what the last scrape had stays until the end.
-fn played(recording: &Recording, scenes: &[String], end: u32) -> Result<Vec<serde_json::Value>> {
-    if scenes.is_empty() {
+fn played(recordings: &[Recording], scenes: &[String], end: u32) -> Result<Vec<serde_json::Value>> {
+    let Some(first) = scenes.first() else {
         return Ok(Vec::new());
-    }
-    let last = usize::try_from(end / recording.interval + 2)?;
+    };
+    let recording = recordings.iter().find(|recording| recording.scenes.contains_key(first));
+    let recording = recording.with_context(|| format!("no recording of {first}"))?;
+    ensure!(
+        recording.interval == INTERVAL,
+        "{} s between scrapes",
+        recording.interval
+    );
+    let last = usize::try_from(end / INTERVAL + 2)?;
     let held = |mut series: Series| {
         let after = match series.values.last() {
             Some(Value::Number(number)) => Value::Number(*number),
@@ -59,8 +65,8 @@ fn played(recording: &Recording, scenes: &[String], end: u32) -> Result<Vec<serd
 }
 
 /// One test of promtool.
-fn test(recording: &Recording, title: &str, case: &Case, expr: &str, fires: &[String]) -> Result<serde_json::Value> {
-    let mut series = played(recording, &case.scenes, seconds(&case.at)?)?;
+fn test(recordings: &[Recording], title: &str, case: &Case, expr: &str, fires: &[String]) -> Result<serde_json::Value> {
+    let mut series = played(recordings, &case.scenes, seconds(&case.at)?)?;
     series.extend(case.series.iter().cloned());
     ensure!(!series.is_empty(), "{title} has no series");
     let samples: Vec<_> = fires
@@ -69,7 +75,7 @@ fn test(recording: &Recording, title: &str, case: &Case, expr: &str, fires: &[St
         .collect();
     Ok(json!({
         "name": title,
-        "interval": format!("{}s", recording.interval),
+        "interval": format!("{INTERVAL}s"),
         "input_series": series,
         "promql_expr_test": [{"expr": expr, "eval_time": case.at, "exp_samples": samples}],
     }))
@@ -134,7 +140,7 @@ fn rules_are_what_prometheus_reads() -> Result<()> {
 #[test]
 #[ignore = "needs Go: make test"]
 fn alerts_fire_in_their_cases_with_their_labels_and_not_in_the_others() -> Result<()> {
-    let recording = recording();
+    let recordings = Recording::all()?;
     let mut tests = Vec::new();
     for (alert, cases) in cases() {
         for case in &cases {
@@ -151,7 +157,7 @@ fn alerts_fire_in_their_cases_with_their_labels_and_not_in_the_others() -> Resul
                 .collect();
             let expr = format!("ALERTS{{alertname=\"{alert}\",alertstate=\"firing\"}}");
             tests.push(test(
-                &recording,
+                &recordings,
                 &format!("{alert}: {}", case.name),
                 case,
                 &expr,
@@ -165,7 +171,7 @@ fn alerts_fire_in_their_cases_with_their_labels_and_not_in_the_others() -> Resul
 #[test]
 #[ignore = "needs Go: make test"]
 fn nothing_fires_on_a_cluster_that_works() -> Result<()> {
-    let recording = recording();
+    let recordings = Recording::all()?;
     let case = |scenes: &[&str], at: &str| Case {
         name: String::new(),
         scenes: scenes.iter().map(|scene| (*scene).to_owned()).collect(),
@@ -181,7 +187,7 @@ fn nothing_fires_on_a_cluster_that_works() -> Result<()> {
     let expr = "ALERTS{alertstate=\"firing\"}";
     let tests: Result<Vec<_>> = quiet
         .iter()
-        .map(|case| test(&recording, &case.scenes.join(" "), case, expr, &[]))
+        .map(|case| test(&recordings, &case.scenes.join(" "), case, expr, &[]))
         .collect();
     run("quiet", &tests?)
 }
@@ -189,9 +195,11 @@ fn nothing_fires_on_a_cluster_that_works() -> Result<()> {
 #[test]
 #[ignore = "needs Go: make test"]
 fn names_and_help_of_the_recorded_metrics_follow_prometheus_conventions() -> Result<()> {
-    let text = recording().text()?;
-    ensure!(text.lines().count() > 100, "{text}");
-    let found = promtool(&["check", "metrics"], &text)?;
-    ensure!(found.trim().is_empty(), "{found}");
+    for recording in Recording::all()? {
+        let text = recording.text()?;
+        ensure!(text.lines().count() > 100, "{text}");
+        let found = promtool(&["check", "metrics"], &text)?;
+        ensure!(found.trim().is_empty(), "{found}");
+    }
     Ok(())
 }

@@ -13,10 +13,11 @@ fn read(file: &str) -> String {
     std::fs::read_to_string(repository().join(file)).unwrap()
 }
 
-/// Names of all samples of the recording.
+/// Names of all samples of the recordings.
 fn recorded() -> BTreeSet<String> {
-    let recording = Recording::read(&repository().join("tests/monitoring/recordings/story.yaml")).unwrap();
-    let series = recording.pods.values().flat_map(|pod| pod.series.keys());
+    let recordings = Recording::all().unwrap();
+    let pods = recordings.iter().flat_map(|recording| recording.pods.values());
+    let series = pods.flat_map(|pod| pod.series.keys());
     series
         .map(|series| series.split('{').next().unwrap().to_owned())
         .collect()
@@ -66,8 +67,9 @@ fn rules_and_dashboards_name_metrics_that_were_scraped() {
 #[test]
 fn each_recorded_metric_is_documented() {
     let document = read("docs/reference/metrics.md");
-    let recording = Recording::read(&repository().join("tests/monitoring/recordings/story.yaml")).unwrap();
-    let names = recording.families.iter().map(|(name, family)| family.text_name(name));
+    let recordings = Recording::all().unwrap();
+    let families = recordings.iter().flat_map(|recording| &recording.families);
+    let names = families.map(|(name, family)| family.text_name(name));
     let missing: Vec<String> = names
         .filter(|name| !document.contains(&format!("\n| `{name}` |")))
         .collect();

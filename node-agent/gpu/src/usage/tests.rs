@@ -1,7 +1,7 @@
 //! Use by containers on GPUs that they hold in different ways.
 
 use super::*;
-use crate::{Gpu, MigDevice, MigInstance};
+use crate::{ContainerShares, DeviceHolder, Gpu, MigDevice, MigInstance};
 use gpunode_config::MemoryMiB;
 use std::time::Duration;
 
@@ -226,7 +226,7 @@ fn work_that_counts_for_an_mps_server_is_of_any_client() {
 fn figures_that_the_driver_does_not_tell_are_missing_with_a_reason() {
     let owners = [(1, owner("a"))];
     let mut bench = Bench::new(vec![process(1, 10)], &[], &owners);
-    bench.gpu.samples = Err("Not Supported".to_owned());
+    bench.gpu.samples = Err(NotTold("Not Supported".to_owned()));
     bench.figures(0);
     assert_eq!(
         bench.figures(60),
@@ -245,7 +245,7 @@ fn figures_that_the_driver_does_not_tell_are_missing_with_a_reason() {
     }]);
     assert_eq!(bench.figures(90)[0].0, None);
     assert_eq!(told(&mut bench), "the driver does not tell the memory of processes");
-    bench.gpu.processes = Err("Not Supported".to_owned());
+    bench.gpu.processes = Err(NotTold("Not Supported".to_owned()));
     assert_eq!(bench.figures(90), [(None, None, None); 2]);
     assert_eq!(told(&mut bench), "the driver does not list processes: Not Supported");
     bench.gpu.gpu = "GPU-1".to_owned();

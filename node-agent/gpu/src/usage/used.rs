@@ -5,7 +5,7 @@
 //! have been anybody's on the GPU, so nobody counts as idle then. The same is true if the driver counts the work of MPS clients for
 //! their server.
 
-use super::UsageHolder;
+use super::holder::UsageHolder;
 use std::collections::BTreeMap;
 
 /// Processes on one GPU, as the driver tells them.
@@ -14,10 +14,15 @@ pub struct ProcessesOnGpu {
     /// UUID of the GPU.
     pub gpu: String,
     /// Processes on it; the reason if the driver does not list them.
-    pub processes: Result<Vec<ListedProcess>, String>,
+    pub processes: Result<Vec<ListedProcess>, NotTold>,
     /// Samples of SM use since the last read; the reason if the driver has none, as while MIG is on.
-    pub samples: Result<Vec<SmSample>, String>,
+    pub samples: Result<Vec<SmSample>, NotTold>,
 }
+
+/// Reason why the driver does not tell something.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct NotTold(pub String);
 
 /// A process on a GPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -158,7 +163,8 @@ pub fn used_share(holder: &UsageHolder, is_only: bool, on: &DeviceProcesses<'_>)
         }
         samples => {
             used.is_active = Some(!memory.is_empty());
-            let reason = samples.as_ref().err().map_or("it is a MIG device", String::as_str);
+            let reason = samples.as_ref().err();
+            let reason = reason.map_or("it is a MIG device", |NotTold(reason)| reason.as_str());
             let problem = || format!("the driver does not tell the SM use of processes: {reason}");
             used.problem.get_or_insert_with(problem);
         }

@@ -5,7 +5,7 @@ use super::{
     lookup::{GpuAddress, find_gpu},
     session::open,
 };
-use gpunode_gpu::{ListedProcess, ProcessesOnGpu, SmSample};
+use gpunode_gpu::{ListedProcess, NotTold, ProcessesOnGpu, SmSample};
 use nvml_wrapper::{
     Device,
     enums::device::UsedGpuMemory,
@@ -74,8 +74,8 @@ pub fn process_use(
         let time = times.entry(gpu.uuid.clone()).or_default();
         found.push(ProcessesOnGpu {
             gpu: gpu.uuid.clone(),
-            processes: compute_and_others(&device).map_err(|(call, error)| format!("{call}: {error}")),
-            samples: samples(&device, time).map_err(|error| error.to_string()),
+            processes: compute_and_others(&device).map_err(|(call, error)| NotTold(format!("{call}: {error}"))),
+            samples: samples(&device, time).map_err(|error| NotTold(error.to_string())),
         });
     }
     Ok(found)

@@ -1,7 +1,7 @@
 //! The summary of one node. Pure.
 
 use super::{
-    devices::DeviceSummary, in_use::AmountsInUse, mig::LayoutStatus, resources::ResourceSummary, usage::NodeUsage,
+    devices::DeviceSummary, in_use::AmountsInUse, mig::LayoutStatus, node_usage::NodeUsage, resources::ResourceSummary,
 };
 use gpunode_crds::{ConditionType, GpuNode, Reason};
 use k8s_openapi::api::core::v1::Node;

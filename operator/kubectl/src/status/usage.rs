@@ -1,11 +1,10 @@
 //! Reads what containers use from the agents of nodes, through the API server's proxy to their pods.
 
-use super::node::NodeSummary;
+use super::{node::NodeSummary, node_usage::NodeUsage};
 use futures::{AsyncReadExt as _, StreamExt as _, stream};
 use gpunode_crds::{AgentMode, GpuNode, UsageReport};
 use kube::{Client, ResourceExt, core::Request};
-use serde::Serialize;
-use std::time::Duration;
+use std::{io, time::Duration};
 use tokio::time::timeout;
 
 /// Port on which agents serve their report.
@@ -19,15 +18,30 @@ const MAX_BYTES: u64 = 1 << 20;
 /// Role of `manifests/default` in the namespace of the agents that allows the proxy.
 const ROLE: &str = "gpunode-usage-viewer";
 
-/// Use of devices by the containers on a node, or why it cannot be told.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-#[serde(untagged)]
-pub enum NodeUsage {
-    Report(UsageReport),
-    #[serde(rename_all = "camelCase")]
-    Unreadable {
-        unreadable: String,
+/// Error of reading the report of an agent.
+#[derive(Debug, thiserror::Error)]
+enum AgentReportError {
+    #[error("you may not read its agent through the API server; ask for the Role {ROLE} in namespace {0}")]
+    Forbidden(String),
+    #[error("pod {0} is gone, or its version does not report it")]
+    Missing(String),
+    #[error("the API server does not reach pod {pod} on port {PORT}: {reason}")]
+    Unreachable {
+        /// Namespace and name.
+        pod: String,
+        /// First line of the API server's message.
+        reason: String,
     },
+    #[error("no answer within {TIMEOUT:?}")]
+    NoAnswer,
+    #[error("its agent's answer ends early: {0}")]
+    Cut(#[from] io::Error),
+    #[error("its agent's answer is no report: {0}")]
+    NoReport(#[from] serde_json::Error),
+    #[error(transparent)]
+    Name(#[from] kube::core::request::Error),
+    #[error(transparent)]
+    Request(kube::Error),
 }
 
 /// Asks the agents of these nodes, except those on whose node nobody holds a device. `namespace` is that of the agents.
@@ -43,43 +57,39 @@ pub async fn read_usage(client: &Client, namespace: &str, nodes: &mut [NodeSumma
     });
     let reads = asked.map(|(node, pod)| async move {
         let read = timeout(TIMEOUT, read(client, namespace, &pod)).await;
-        let late = || Err(format!("no answer within {TIMEOUT:?}"));
-        let unreadable = |unreadable| NodeUsage::Unreadable { unreadable };
-        node.usage = Some(
-            read.unwrap_or_else(|_| late())
-                .map_or_else(unreadable, NodeUsage::Report),
-        );
+        let read = read.unwrap_or(Err(AgentReportError::NoAnswer));
+        let unreadable = |error: AgentReportError| NodeUsage::Unreadable {
+            unreadable: error.to_string(),
+        };
+        node.usage = Some(read.map_or_else(unreadable, NodeUsage::Report));
     });
     stream::iter(reads).buffer_unordered(AT_ONCE).collect::<Vec<()>>().await;
 }
 
-/// Returns the report of an agent, or why it cannot be read.
-async fn read(client: &Client, namespace: &str, pod: &str) -> Result<UsageReport, String> {
+/// Returns the report of an agent.
+async fn read(client: &Client, namespace: &str, pod: &str) -> Result<UsageReport, AgentReportError> {
     let pods = Request::new(format!("/api/v1/namespaces/{namespace}/pods"));
-    let request = pods.get_subresource("proxy/usage", &format!("{pod}:{PORT}"));
-    let request = request.map_err(|error| error.to_string())?;
+    let request = pods.get_subresource("proxy/usage", &format!("{pod}:{PORT}"))?;
     let stream = client.request_stream(request).await;
-    let stream = stream.map_err(|error| unreadable(&error, namespace, pod))?;
+    let stream = stream.map_err(|error| refusal(error, namespace, pod))?;
     let mut text = Vec::new();
-    let read = stream.take(MAX_BYTES).read_to_end(&mut text).await;
-    read.map_err(|error| format!("its agent's answer ends early: {error}"))?;
-    serde_json::from_slice(&text).map_err(|error| format!("its agent's answer is no report: {error}"))
+    stream.take(MAX_BYTES).read_to_end(&mut text).await?;
+    Ok(serde_json::from_slice(&text)?)
 }
 
-/// Says why a report cannot be read, with the next step.
-fn unreadable(error: &kube::Error, namespace: &str, pod: &str) -> String {
-    match error {
-        kube::Error::Api(status) if status.code == 403 => format!(
-            "you may not read its agent through the API server; ask for the Role {ROLE} in namespace {namespace}"
-        ),
-        kube::Error::Api(status) if status.code == 404 => {
-            format!("pod {namespace}/{pod} is gone, or its version does not report it")
-        }
-        kube::Error::Api(status) => {
-            let reason = status.message.lines().next().unwrap_or_default();
-            format!("the API server does not reach pod {namespace}/{pod} on port {PORT}: {reason}")
-        }
-        error => error.to_string(),
+fn refusal(error: kube::Error, namespace: &str, pod: &str) -> AgentReportError {
+    let status = match error {
+        kube::Error::Api(status) => status,
+        error => return AgentReportError::Request(error),
+    };
+    let pod = format!("{namespace}/{pod}");
+    match status.code {
+        403 => AgentReportError::Forbidden(namespace.to_owned()),
+        404 => AgentReportError::Missing(pod),
+        _ => AgentReportError::Unreachable {
+            pod,
+            reason: status.message.lines().next().unwrap_or_default().to_owned(),
+        },
     }
 }
 

@@ -5,6 +5,7 @@ use crate::samples;
 use anyhow::{Context, Result, ensure};
 use gpunode_e2e::{Lab, T4, eventually};
 use gpunode_scenario::{GpuProcess, ProcessKind};
+use serde_json::Value;
 use std::{fs, process::Command, time::Duration};
 
 const LIMIT: Duration = Duration::from_mins(3);
@@ -128,8 +129,8 @@ fn pods_on_shared_gpus_are_shown_with_what_they_use_and_idle_ones_are_named() ->
     })?;
     drop(work);
     // Figures that change all the time are no reason to write a status.
-    let version = || Ok(lab.get(&["gpunode", T4])?["metadata"]["resourceVersion"].clone());
-    let before: serde_json::Value = version()?;
+    let version = || -> Result<Value> { Ok(lab.get(&["gpunode", T4])?["metadata"]["resourceVersion"].clone()) };
+    let before = version()?;
     eventually("the processes have gone from the figures", LIMIT, || {
         let row = row(&status(&lab)?, busy)?;
         ensure!(row.iter().any(|cell| cell == "0.0/15.0 GiB"), "{row:?}");

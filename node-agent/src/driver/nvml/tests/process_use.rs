@@ -1,7 +1,7 @@
 //! Use by processes, read through the simulated library.
 
 use super::*;
-use gpunode_gpu::{ListedProcess, ProcessesOnGpu, SmSample};
+use gpunode_gpu::{ListedProcess, NotTold, ProcessesOnGpu, SmSample};
 use std::{
     collections::BTreeSet,
     time::{SystemTime, UNIX_EPOCH},
@@ -24,7 +24,7 @@ fn listed(pid: u32, mib: u64) -> ListedProcess {
 
 #[test]
 fn each_process_has_its_memory_and_what_means_nothing_is_left_out() {
-    let driver = FakeDriver::new("{node: n, board: Tesla T4, count: 2, topology: PCIe}");
+    let driver = FakeDriver::new("{node: n, board: Tesla T4, count: 2, topology: Pcie}");
     driver.state(
         "gpus: {0: {processes: [{pid: 7, memoryMib: 100}, {pid: 8, memoryMib: 50, kind: Mps}], smPercent: {7: 40, 9: 3}}}",
     );
@@ -66,12 +66,14 @@ fn a_driver_that_does_not_tell_says_so_for_its_gpu_alone() {
     assert_eq!(found[0].processes.as_ref().map(|list| list[0].memory_bytes), Ok(None));
     let reasons = |of: &ProcessesOnGpu| (of.processes.clone().err(), of.samples.clone().err());
     assert!(
-        reasons(&found[0]).1.is_some_and(|reason| reason.contains("permission")),
+        reasons(&found[0])
+            .1
+            .is_some_and(|NotTold(reason)| reason.contains("permission")),
         "{found:?}"
     );
     let (list, samples) = reasons(&found[1]);
     assert!(
-        list.is_some_and(|reason| reason.contains("nvmlDeviceGetComputeRunningProcesses_v3")),
+        list.is_some_and(|NotTold(reason)| reason.contains("nvmlDeviceGetComputeRunningProcesses_v3")),
         "{found:?}"
     );
     assert_eq!(samples, None);
@@ -85,7 +87,7 @@ fn a_driver_that_does_not_tell_says_so_for_its_gpu_alone() {
 #[test]
 #[ignore = "measures"]
 fn measure_a_read_of_80_processes_on_8_gpus() {
-    let driver = FakeDriver::new("{node: n, board: Tesla V100-SXM2-32GB, count: 8, topology: DGX1Volta}");
+    let driver = FakeDriver::new("{node: n, board: Tesla V100-SXM2-32GB, count: 8, topology: DGX-1-Volta}");
     let gpu = |gpu: u32| {
         let pids = (0..10).map(|number| 1000 + gpu * 10 + number);
         let processes = pids

@@ -2,7 +2,7 @@
 
 use crate::{
     output::{TableCell, TableColumn, TextWidth, plain, style, table, wrapped},
-    status::{fleet::FleetSummary, node::NodeSummary, usage::NodeUsage},
+    status::{fleet::FleetSummary, node::NodeSummary, node_usage::NodeUsage},
 };
 use gpunode_crds::{ContainerUsage, UsageReport, named};
 use std::collections::BTreeSet;
