@@ -25,7 +25,6 @@ spec:
 const POLICY: &str = "with-helm";
 /// Column of GpuNodes that the earlier chart does not have yet.
 const COLUMN: &str = "Fault";
-const CRD: [&str; 2] = ["crd", "gpunodes.gpunode.dev"];
 
 /// Runs Helm on the cluster of the tests to whatever end.
 fn try_helm(lab: &Lab, arguments: &[&str]) -> Result<Output> {
@@ -120,7 +119,9 @@ fn settled(lab: &Lab) -> Result<()> {
 }
 
 fn has_column(lab: &Lab) -> Result<bool> {
-    let columns = &lab.get(&CRD)?["spec"]["versions"][0]["additionalPrinterColumns"];
+    let definition = lab.kubectl(&["get", "crd", "gpunodes.gpunode.dev", "-o", "json"])?;
+    let definition: Value = serde_json::from_str(&definition).context("read a CRD")?;
+    let columns = &definition["spec"]["versions"][0]["additionalPrinterColumns"];
     let mut columns = columns.as_array().into_iter().flatten();
     Ok(columns.any(|column| column["name"] == COLUMN))
 }
