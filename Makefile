@@ -13,6 +13,7 @@ ONLY ?=
 TABLE ?=
 SILENT ?=
 VERSION ?=
+FILTER ?= policies_together:: sharing:: quiet:: rejected:: samples:: unhealthy_taint::
 TARGET := target
 CLUSTER_CMD := $(TARGET)/release/gpunode-cluster
 CARGO_DENY_VERSION := 0.20.2
@@ -136,6 +137,10 @@ release: ## build what a release publishes, twice with equal digests, into targe
 .PHONY: dashboards
 dashboards: ## draw the Grafana dashboards with recorded series in a browser, and write the pictures of docs/monitoring.md
 	@tests/monitoring/pictures.sh
+
+.PHONY: oldest
+oldest: kubernetes images ## tests on the oldest Kubernetes that gpunode supports (FILTER= for all of them)
+	@FILTER="$(FILTER)" tests/oldest.sh
 
 .PHONY: soak
 soak: kubernetes images ## kill agents at random and fuzz, each test for long (SOAK_SECONDS=1800, GPUNODE_SOAK_SEED=n)

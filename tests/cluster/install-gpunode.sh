@@ -6,7 +6,7 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 
 name=$1
-folder=target/cluster/$name
+folder=${GPUNODE_CLUSTER_ROOT:-target/cluster}/$name
 kubectl() { target/cluster/bin/kubectl --kubeconfig "$folder/admin.kubeconfig" --cache-dir "$folder/kubectl-cache" "$@"; }
 
 say() { printf '  %-44s %4ss\n' "$1" "$((SECONDS))"; }

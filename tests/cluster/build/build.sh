@@ -1,5 +1,6 @@
 #!/bin/sh
-# Builds the programs of the local cluster into target/cluster/bin (or the folder given as the first argument).
+# Builds the programs of the local cluster into target/cluster/bin (or the folder given as the first argument). With OLDEST=1 Kubernetes
+# is the oldest version that gpunode supports, which v1.34.mod names, instead of the newest one.
 #
 # A program is built again only when what it is made of has changed: the go.mod, go.sum and sources of its module, the
 # compiler, or this script.
@@ -10,7 +11,10 @@ bin=${1:-$here/../../../target/cluster/bin}
 mkdir -p "$bin"
 bin=$(cd "$bin" && pwd)
 
-kubernetes_version=v1.36.3
+# Both versions have the same source beside them; what differs is the file of modules.
+kubernetes_mod=go.mod
+[ -z "${OLDEST:-}" ] || kubernetes_mod=v1.34.mod
+kubernetes_version=$(sed -n 's/^\tk8s.io\/kubernetes \(v[0-9.]*\)$/\1/p' "$here/kubernetes/$kubernetes_mod")
 started=$(date +%s)
 
 say() { printf '%4ds  %s\n' "$(($(date +%s) - started))" "$*"; }
@@ -34,6 +38,7 @@ is_current() {
   stamp=$bin/.built-$1
   shift
   key=$(cat "$@" "$here/build.sh" | sha256sum | cut -d' ' -f1)-$(go env GOVERSION)
+  [ "$stamp" != "$bin/.built-kubernetes" ] || key=$key-$kubernetes_version
   [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$key" ]
 }
 done_with() { echo "$key" >"$stamp.new" && mv "$stamp.new" "$stamp"; }
@@ -89,11 +94,11 @@ build_kubernetes() {
   for package in k8s.io/component-base/version k8s.io/client-go/pkg/version; do
     flags="$flags -X $package.gitVersion=$kubernetes_version -X $package.gitMajor=1 -X $package.gitMinor=${minor%%.*}"
   done
-  go_build kubernetes "$bin/kubernetes" -ldflags "$flags" . || return
+  go_build kubernetes "$bin/kubernetes" -modfile "$kubernetes_mod" -ldflags "$flags" . || return
   for name in kube-apiserver kube-controller-manager kube-scheduler kubelet kube-proxy; do
     ln -sfn kubernetes "$bin/$name"
   done
-  go_build kubernetes "$bin/kubectl" -ldflags "$flags" ./kubectl
+  go_build kubernetes "$bin/kubectl" -modfile "$kubernetes_mod" -ldflags "$flags" ./kubectl
 }
 
 build_helm() { go_build helm "$bin/helm" -ldflags '-s -w' helm.sh/helm/v4/cmd/helm; }
@@ -133,7 +138,7 @@ built=
 for module in etcd containerd kubernetes helm toolkit; do
   folder=$here/$module
   [ $module != toolkit ] || folder=$here/../../cdi/toolkit
-  sources=$(find "$folder" -name 'go.*' -o -name '*.go' | LC_ALL=C sort)
+  sources=$(find "$folder" -name 'go.*' -o -name '*.mod' -o -name '*.sum' -o -name '*.go' | LC_ALL=C sort)
   # shellcheck disable=SC2086 # one argument per file
   if ! is_current "$module" $sources; then
     with_progress "$module" "build_$module"
