@@ -127,9 +127,10 @@ pub async fn run(args: OperatorArgs) -> Result<()> {
         writer,
         requests: write_requests,
     };
+    let index_of_policies = index.clone();
     let reporter = AuditReporter {
         trail: audit.clone(),
-        index: index.clone(),
+        policies: Box::new(move |name| index_of_policies.policy_reference(name)),
         events: event_sender.clone(),
     };
     let context = PodContext {

@@ -87,11 +87,11 @@ fn pods_answer_through_the_api_server_in_the_namespace_of_gpunode_alone() {
     };
     assert_eq!(role.name_any(), "gpunode-usage-viewer");
     assert_eq!(role.namespace().as_deref(), Some("gpunode-system"));
-    let [rule] = role.rules.as_deref().unwrap_or_default() else {
+    let [allows] = role.rules.as_deref().unwrap_or_default() else {
         panic!("{:?}", role.rules)
     };
     assert_eq!(
-        (&rule.resources, &rule.verbs),
+        (&allows.resources, &allows.verbs),
         (&Some(vec!["pods/proxy".to_owned()]), &vec!["get".to_owned()])
     );
     for role in roles() {

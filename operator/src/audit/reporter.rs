@@ -3,13 +3,16 @@
 use crate::{
     audit::{summary::AuditSummary, trail::AuditTrail},
     events::{OperatorEvent, OperatorEventSender},
-    reconcile::IndexReader,
 };
+use k8s_openapi::api::core::v1::ObjectReference;
+
+/// Returns a reference to the policy of a name; none if it is gone.
+pub type PolicyLookup = Box<dyn Fn(&str) -> Option<ObjectReference> + Send>;
 
 /// The task that reports interventions.
 pub struct AuditReporter {
     pub trail: AuditTrail,
-    pub index: IndexReader,
+    pub policies: PolicyLookup,
     pub events: OperatorEventSender,
 }
 
@@ -28,7 +31,7 @@ impl AuditReporter {
 
     /// Returns the event of a summary; none without a policy that it could be about.
     fn event(&self, summary: &AuditSummary) -> Option<OperatorEvent> {
-        let about = self.index.policy_reference(summary.policy.as_deref()?)?;
+        let about = (self.policies)(summary.policy.as_deref()?)?;
         Some(OperatorEvent {
             about,
             node: None,

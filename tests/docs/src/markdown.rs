@@ -76,11 +76,21 @@ pub fn anchor(heading: &str) -> String {
 
 /// Returns the HTML of a text, comments left out: browsers drop a `<NODE>` that stands outside of backticks.
 pub fn html(text: &str) -> Vec<String> {
-    let events = parser(text).filter_map(|event| match event {
-        Event::Html(html) | Event::InlineHtml(html) if !html.starts_with("<!--") => Some(html.trim().to_owned()),
-        _ => None,
-    });
-    events.collect()
+    // A block has an event for each line.
+    let (mut found, mut block) = (Vec::new(), String::new());
+    for event in parser(text) {
+        match event {
+            Event::Html(line) => block.push_str(&line),
+            Event::InlineHtml(html) => found.push(html.to_string()),
+            Event::End(TagEnd::HtmlBlock) => found.push(std::mem::take(&mut block)),
+            _ => {}
+        }
+    }
+    let seen = found
+        .iter()
+        .map(|html| html.trim())
+        .filter(|html| !html.starts_with("<!--"));
+    seen.map(str::to_owned).collect()
 }
 
 fn parser(text: &str) -> Parser<'_> {
@@ -146,5 +156,6 @@ mod tests {
     #[test]
     fn html_outside_of_code_is_found() {
         assert_eq!(html("a <NODE> `<b>` <!-- c -->\n\n    <d>\n"), ["<NODE>"]);
+        assert_eq!(html("<!-- c\n`d` <e> -->\n\n<div>\nf\n</div>\n"), ["<div>\nf\n</div>"]);
     }
 }

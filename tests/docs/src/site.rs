@@ -117,8 +117,8 @@ fn relative(from: &Path, to: &Path) -> String {
 /// Copies a file, or the files of a folder with a page that lists them.
 fn copy(from: &Path, to: &Path) -> anyhow::Result<()> {
     if !from.is_dir() {
-        let text = fs::read_to_string(from).with_context(|| format!("read {}", from.display()))?;
-        return write(to, &text);
+        let content = fs::read(from).with_context(|| format!("read {}", from.display()))?;
+        return write(to, content);
     }
     let mut list = String::new();
     for file in files_below(from)? {
@@ -130,7 +130,7 @@ fn copy(from: &Path, to: &Path) -> anyhow::Result<()> {
     let head = "<!doctype html><meta charset=\"utf-8\"><meta name=\"viewport\" content=\"width=device-width\"><meta name=\"color-scheme\" content=\"light dark\">";
     write(
         &to.join("index.html"),
-        &format!("{head}<title>{title}</title><h1>{title}</h1><ul>\n{list}</ul>\n"),
+        format!("{head}<title>{title}</title><h1>{title}</h1><ul>\n{list}</ul>\n"),
     )
 }
 
@@ -154,10 +154,10 @@ fn files_below(folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-fn write(path: &Path, text: &str) -> anyhow::Result<()> {
+fn write(path: &Path, content: impl AsRef<[u8]>) -> anyhow::Result<()> {
     let folder = path.parent().context("a file without a folder")?;
     fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
-    fs::write(path, text).with_context(|| format!("write {}", path.display()))
+    fs::write(path, content).with_context(|| format!("write {}", path.display()))
 }
 
 #[cfg(test)]
