@@ -125,6 +125,11 @@ fleet() {
   [ "$failed" = 0 ] || return 0
   stage "a fleet of 500 nodes" on_cluster fleet
 }
+# Images of a release go to a registry and come back.
+registry() {
+  local images=$PWD/target/images
+  (cd release/oci && GPUNODE_IMAGES=$images go test -count=1 ./...)
+}
 # What needs root, and none of these clusters.
 root() {
   stage "clusters that come and go" program lifecycle --ignored --test-threads=1
@@ -138,6 +143,7 @@ root() {
   stage "alerts: Prometheus' engine and lint" program alerts --ignored
   stage "alerts and dashboards: kustomize" program monitoring --ignored
   stage "Helm chart" program chart --ignored
+  stage "images in a registry" registry
   stage "hooks as root: mounts" program gpunode-hook --ignored
   stage "hooks as root: the loader" program hook --ignored --skip measure
   stage "records of functions as root" program recorder --ignored

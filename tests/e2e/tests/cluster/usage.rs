@@ -22,7 +22,7 @@ impl GpuWork<'_> {
     fn start(&self, pod: &str, gpu: u32, memory_mib: u64, sm_percent: u32) -> Result<()> {
         let processes = self.0.cluster().node(T4)?.container_processes("default", pod, "main")?;
         let process = processes.first().with_context(|| format!("find a process of {pod}"))?;
-        let pid = pid_in_node(process.pid())?;
+        let pid = pid_in_node(&process.pid())?;
         let state = self.0.driver_state(T4)?;
         state.update_gpu(gpu, |state| {
             state.processes.push(GpuProcess {
@@ -51,7 +51,7 @@ impl Drop for GpuWork<'_> {
 }
 
 /// Returns the id of a process in the PID namespace of its node, which is the host's to the pods there.
-fn pid_in_node(pid: impl ToString) -> Result<u32> {
+fn pid_in_node(pid: &impl ToString) -> Result<u32> {
     let pid = pid.to_string();
     let status = fs::read_to_string(format!("/proc/{pid}/status")).with_context(|| format!("read process {pid}"))?;
     let ids = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
