@@ -26,5 +26,5 @@ found() { # PROGRAM
 }
 
 has_version() { # CRATE VERSION
-  cargo install --list | grep -qx "$1 v$2:"
+  cargo install --list | grep -x "$1 v$2:" > /dev/null
 }
