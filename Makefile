@@ -139,7 +139,7 @@ dashboards: ## draw the Grafana dashboards with recorded series in a browser, an
 	@tests/monitoring/pictures.sh
 
 .PHONY: oldest
-oldest: kubernetes images ## tests on the oldest Kubernetes that gpunode supports (FILTER= for all of them)
+oldest: kubernetes images ## cluster tests on the oldest Kubernetes that gpunode supports (FILTER= for all of them)
 	@FILTER="$(FILTER)" tests/oldest.sh
 
 .PHONY: soak

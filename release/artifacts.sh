@@ -1,11 +1,14 @@
 #!/usr/bin/env bash
 # Builds the files of a release from the tree that it lies in, once:
 #   artifacts.sh VERSION TARGET FILES
-# TARGET is cargo's target folder, FILES gets what is published. With PROGRAMS=folder it packs the programs there and builds none.
+# TARGET is cargo's target folder, FILES gets what is published. With PROGRAMS=folder it packs the programs there and builds none; these are
+# for this machine's platform alone.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 version=$1 target=$2 files=$3
 : "${SOURCE_DATE_EPOCH:?}"
+[ -z "${PROGRAMS:-}" ] || [ -z "${CROSS:-}" ] || { echo "release: set PROGRAMS or CROSS: programs of one folder are for one platform" >&2; exit 1; }
+registry=${REGISTRY:-gpunode.dev}
 mkdir -p "$target" "$files"
 target=$(realpath "$target") files=$(realpath "$files")
 work=$(mktemp -d)
@@ -18,13 +21,33 @@ darwin/amd64=x86_64-apple-darwin"
 libraries=$(rustc --print sysroot)/lib/rustlib
 host=$(rustc -vV | sed -n 's/^host: //p')
 
-# Programs do not name the folders of the machine that built them.
-export RUSTFLAGS="--remap-path-prefix=$PWD=/gpunode --remap-path-prefix=$target=/target --remap-path-prefix=${CARGO_HOME:-$HOME/.cargo}=/cargo"
+# Programs do not name the folders of the machine that built them. The separator lets a folder have a space in its name.
+printf -v CARGO_ENCODED_RUSTFLAGS '%s\x1f%s\x1f%s' "--remap-path-prefix=$PWD=/gpunode" "--remap-path-prefix=$target=/target" \
+  "--remap-path-prefix=${CARGO_HOME:-$HOME/.cargo}=/cargo"
+export CARGO_ENCODED_RUSTFLAGS
 export CARGO_INCREMENTAL=0
 
-# Packs a program so that equal programs make equal archives.
-pack() { # ARCHIVE.tar.gz FOLDER
-  tar --sort=name --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner --mode=u=rwX,go=rX -C "$2" -cf - . | gzip -n9 > "$1"
+# Packs files so that equal files make equal archives.
+pack() { # ARCHIVE.tar.gz FOLDER [NAME]: all of FOLDER, or NAME in it
+  tar --sort=name --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner --mode=u=rwX,go=rX -C "$2" -cf - "${3:-.}" \
+    | gzip -n9 > "$1"
+}
+
+# Writes the chart as users get it: its images are in the registry of the release.
+chart() { # ARCHIVE.tgz
+  local folder=$work/chart values=$work/chart/gpunode/values.yaml image
+  mkdir "$folder"
+  cp -r manifests/helm/gpunode "$folder/gpunode"
+  for image in agent operator; do
+    sed -i "s|^    repository: gpunode\.dev/$image\$|    repository: $registry/gpunode-$image|" "$values"
+    grep -qxF "    repository: $registry/gpunode-$image" "$values" \
+      || { echo "release: values.yaml of the chart has no repository gpunode.dev/$image to replace" >&2; exit 1; }
+  done
+  # Helm looks for gpunode/Chart.yaml, and finds nothing in ./gpunode.
+  pack "$1" "$folder" gpunode
+  tar -tzf "$1" > "$work/chart.files"
+  grep -qx gpunode/Chart.yaml "$work/chart.files" || { echo "release: $1 has no gpunode/Chart.yaml" >&2; exit 1; }
+  [ -z "${HELM:-}" ] || "$HELM" show chart "$1" > /dev/null
 }
 
 images=()
@@ -67,12 +90,11 @@ for image in agent operator; do
 done
 
 say "manifests, chart, notes"
-VERSION=$version REGISTRY=${REGISTRY:-gpunode.dev} release/manifest.sh "$files" > "$files/gpunode.yaml"
-if [ -d manifests/helm/gpunode ]; then
-  pack "$files/gpunode-$version.tgz" manifests/helm
-fi
+VERSION=$version REGISTRY=$registry release/manifest.sh "$files" > "$files/gpunode.yaml"
+chart "$files/gpunode-$version.tgz"
 manifests/krew/fill.sh "${HOMEPAGE:-HOMEPAGE}" "${DOWNLOADS:-DOWNLOADS}" "$files" > "$files/gpunode-krew.yaml"
 release/notes.sh "$version" > "$files/RELEASE-NOTES.md"
-printf '%s\n' "${left_out[@]}" > "$files/left-out-platforms.txt"
+: > "$files/left-out-platforms.txt"
+[ ${#left_out[@]} = 0 ] || printf '%s\n' "${left_out[@]}" > "$files/left-out-platforms.txt"
 [ ${#left_out[@]} = 0 ] || say "left out, for lack of Rust's library or a linker here: ${left_out[*]}"
 (cd "$files" && LC_ALL=C sha256sum -- * > "$work/SHA256SUMS" && mv "$work/SHA256SUMS" SHA256SUMS)

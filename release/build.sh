@@ -2,7 +2,7 @@
 # `make release VERSION=x`: builds everything that a release publishes, from the commit that is checked out, into target/releases/VERSION.
 # Builds it twice, in two folders, and fails if any file differs: whoever builds that commit with the same tools gets the same digests.
 # docs/release.md has the whole procedure.
-#   REGISTRY=registry.example.com/gpunode   where the images will be; the manifest and the chart name them there
+#   REGISTRY=registry.example.com/team   where gpunode-operator and gpunode-agent will be; the manifest and the chart name them there
 #   HOMEPAGE=https://... DOWNLOADS=https://...   for the manifest of the kubectl plugin; without them it keeps these words
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -13,7 +13,9 @@ fail() { echo "release: $*" >&2; exit 1; }
 [[ $version =~ ^(0|[1-9][0-9]*)(\.(0|[1-9][0-9]*)){2}(-[0-9A-Za-z.-]+)?$ ]] || fail "'$version' is no version; for example: make release VERSION=0.2.0"
 [ -z "$(git status --porcelain)" ] || fail "the tree has changes; commit or remove them, so that others can build the same"
 [ "$(release/version.sh)" = "$version" ] || fail "the tree has version $(release/version.sh); run: make version VERSION=$version, and commit the result"
-[ -n "$(release/notes.sh "$version")" ] || fail "CHANGELOG.md has nothing below '## $version'; run: make version VERSION=$version"
+case $(release/notes.sh "$version") in
+  "" | "Nothing yet.") fail "CHANGELOG.md says nothing of this version below '## $version'; make version VERSION=$version cuts it" ;;
+esac
 need_release_tools
 
 SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)

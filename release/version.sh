@@ -19,10 +19,9 @@ sed -i "/^name = \".*gpunode.*\"$/ { n; s/^version = \"$dots\"$/version = \"$new
 sed -i -E "s#(gpunode\.dev/(agent|operator):)$dots\$#\1$new#" manifests/default/operator.yaml
 sed -i "s/^  version: v$dots$/  version: v$new/" manifests/krew/gpunode.yaml
 sed -i "s/VERSION:-$dots}/VERSION:-$new}/" manifests/images/build.sh
-if [ -f manifests/helm/gpunode/Chart.yaml ]; then
-  sed -i -E "s/^((version|appVersion): \"?)$dots(\"?)$/\1$new\3/" manifests/helm/gpunode/Chart.yaml
-fi
-grep -rlE "(gpunode-(agent|operator)|gpunode\.dev/(agent|operator)|\\\$name):$dots|newTag: $dots" README.md docs \
+sed -i -E "s/^((version|appVersion): \"?)$dots(\"?)$/\1$new\3/" manifests/helm/gpunode/Chart.yaml
+# A tree without such a place has nothing to change.
+{ grep -rlE "(gpunode-(agent|operator)|gpunode\.dev/(agent|operator)|\\\$name):$dots|newTag: $dots" README.md docs || true; } \
   | xargs -r sed -i -E "s#((gpunode-(agent|operator)|gpunode\.dev/(agent|operator)|\\\$name):|newTag: )$dots#\1$new#g"
 if ! grep -q "^## $new " CHANGELOG.md; then
   sed -i "s/^## Unreleased$/## Unreleased\n\nNothing yet.\n\n## $new - $(date -u +%F)/" CHANGELOG.md

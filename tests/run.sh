@@ -48,8 +48,8 @@ clusters="e2e e2e-agents e2e-removal e2e-mig e2e-late"
 # others, so that nobody waits for the last.
 on_agents="evicted:: from_nvidia_plugin:: health:: inside_containers:: kills:: memory:: mps:: rejected:: release:: startup_taint:: switching:: unhealthy_taint::"
 on_removal="companions:: dra:: from_gpushare_and_gpu_manager:: staying_up::"
-# Those of another cluster, tests/e2e/mig.yaml, and those that follow them on one like the others.
-on_mig="from_mig_manager:: mig_drain:: mig_layout:: monitoring::"
+# Those of another cluster, on_mig, and those that follow them on one like the others.
+. tests/e2e/mig-modules.sh
 on_late="admission:: contention:: leadership:: policy_hand_over::"
 
 # A full disk stops API servers in the middle of a request, and everything waits. A build takes 12 GiB, clusters and logs the rest.

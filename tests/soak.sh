@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # `make soak`: what `make test` runs for seconds, each for SOAK_SECONDS (default 1800): the test that kills the agent at random
-# moments, damaged policies against an API server, and every fuzz test under libFuzzer (tests/soak-fuzz.sh), one after the other. At the end all cluster tests on the oldest
-# Kubernetes that gpunode supports, which compiles for longer than `make test` has.
+# moments, damaged policies against an API server, and every fuzz test under libFuzzer (tests/soak-fuzz.sh), one after the other. At the end
+# all tests of tests/e2e/tests/cluster on the oldest Kubernetes that gpunode supports (tests/oldest.sh), which compiles for longer than
+# `make test` has.
 # Before them the cases of the alerts with promtool, which compiles for over three minutes of a processor; `make test` runs them with
 # Prometheus' engine alone.
 set -euo pipefail

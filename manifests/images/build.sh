@@ -4,6 +4,8 @@
 # PROGRAMS is the folder with the built gpunode-agent, gpunode-hook, gpunode-operator and kubectl-gpunode, OUTPUT gets gpunode-agent.tar
 # and gpunode-operator.tar. Each image is FROM scratch: the programs and the shared libraries that they need, no shell.
 set -euo pipefail
+# Debian has ldconfig where only root looks.
+PATH=$PATH:/usr/sbin:/sbin
 
 for program in umoci jq; do
   command -v "$program" > /dev/null || { echo "manifests/images/build.sh needs $program: apt-get install $program" >&2; exit 1; }

@@ -210,10 +210,17 @@ fn configured(config: &Value) -> Result<Vec<(Entry, String)>> {
         .map(|strategy| format!("{strategy:?}"))
         .collect();
     let strategies = (!strategies.is_empty()).then(|| ("deviceListStrategy", strategies.join(", ")));
+    let usage = document.usage();
+    let usage = [
+        ("usage.interval", usage.interval),
+        ("usage.idleAfter", usage.idle_after),
+    ];
+    let usage = usage.into_iter().filter_map(|(name, value)| Some((name, value?)));
     entries.extend(
         switches
             .chain(mig)
             .chain(strategies)
+            .chain(usage)
             .map(|(name, value)| (("setting", name.to_owned()), value)),
     );
     Ok(entries)

@@ -105,6 +105,34 @@ fn monitoring_is_that_of_the_manifests_or_of_the_documentation() {
 
 #[test]
 #[ignore = "needs helm: make test"]
+fn runbooks_of_alerts_are_where_the_chart_is_told() {
+    let links = |arguments: &[&str]| -> Vec<String> {
+        let seen = rendered(
+            NAMESPACE,
+            &[arguments, &["--set", "monitoring.rules.enabled=true"]].concat(),
+        );
+        let groups = seen["PrometheusRule gpunode-system/gpunode"]["spec"]["groups"].clone();
+        let rules = groups
+            .as_array()
+            .unwrap()
+            .iter()
+            .flat_map(|group| group["rules"].as_array().unwrap());
+        rules
+            .map(|rule| rule["annotations"]["runbook_url"].as_str().unwrap().to_owned())
+            .collect()
+    };
+    let address = "https://git.example.com/gpunode/docs/runbooks.md";
+    let moved = links(&["--set", &format!("monitoring.rules.runbookURL={address}")]);
+    let expected: Vec<String> = links(&[])
+        .iter()
+        .map(|link| link.replace("docs/runbooks.md#", &format!("{address}#")))
+        .collect();
+    assert_eq!(moved, expected);
+    assert!(moved.iter().all(|link| link.starts_with(address)), "{moved:?}");
+}
+
+#[test]
+#[ignore = "needs helm: make test"]
 fn no_object_names_another_namespace_than_that_of_the_release() {
     let on = [
         "apiPriority.enabled",
@@ -346,6 +374,11 @@ fn values_that_the_chart_does_not_know_are_refused() {
             "imagePullSecrets[0]=registry",
             "at '/imagePullSecrets/0'",
             "got string, want object",
+        ),
+        (
+            "monitoring.rules.runbookURL=docs/runbooks.md",
+            "at '/monitoring/rules/runbookURL'",
+            "does not match pattern",
         ),
         ("enabled=false", "at '/enabled'", "value must be true"),
     ] {
