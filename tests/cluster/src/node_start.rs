@@ -204,6 +204,8 @@ fn kubelet_configuration(cgroup: &str) -> serde_json::Value {
         "imageGCLowThresholdPercent": 99,
         // Tests wait for what the kubelet reports and for restarted containers.
         "crashLoopBackOff": {"maxContainerRestartPeriod": "1s"},
+        // Off by default before 1.35 (pkg/features/kube_features.go).
+        "featureGates": {"KubeletCrashLoopBackOffMax": true},
         "nodeStatusUpdateFrequency": "1s",
         "nodeStatusReportFrequency": "5m",
     })
