@@ -174,8 +174,7 @@ impl GpuProcessWatch {
 }
 
 /// Reads the processes, then the devices that pods hold: a pod has its devices before its first process. Returns none while the driver
-/// must not be called, or has no library. Leaves out GPUs while a call may hang: another one about the same GPU would keep the driver
-/// from answering for the others. Blocks.
+/// must not be called, or has no library. Blocks.
 fn read(
     roots: &DriverRoots,
     health: &watch::Receiver<Arc<NodeHealth>>,
@@ -183,20 +182,13 @@ fn read(
     device_plugin_dir: &Path,
     mps_dir: &Path,
 ) -> Result<Option<ProcessesRead>, ProcessListError> {
-    let (Some(driver), Some(call)) = (roots.find(), roots.calls.begin()) else {
+    let asked = roots.ask(
+        |gpu| health.borrow().answers(gpu),
+        |library, begin| nvml::processes(library, gpus, begin),
+    );
+    let Some(processes) = asked.transpose()? else {
         return Ok(None);
     };
-    if roots.calls.may_hang() {
-        return Ok(None);
-    }
-    let processes = nvml::processes(&driver.library, gpus, |gpu| {
-        let may_begin = !roots.calls.may_hang() && health.borrow().answers(gpu);
-        if may_begin {
-            call.begin_turn(Some(gpu));
-        }
-        may_begin
-    })?;
-    drop(call);
     let processes = processes.into_iter();
     Ok(Some(ProcessesRead {
         processes: processes

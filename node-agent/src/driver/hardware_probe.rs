@@ -87,6 +87,29 @@ impl DriverRoots {
         library::find_driver(&self.host_root, &self.driver_roots)
     }
 
+    /// Asks the driver about GPUs with its library. `ask` also gets a function that receives the UUID of each GPU before calls about it,
+    /// and returns false to leave the GPU out: one that does not answer (`answers`), and every one while a call may hang, since another
+    /// call about the same GPU would keep the driver from answering for the others. Returns none while the driver must not be called,
+    /// or has no library. Blocks.
+    pub fn ask<T>(
+        &self,
+        answers: impl Fn(&str) -> bool,
+        ask: impl FnOnce(&Path, &dyn Fn(&str) -> bool) -> T,
+    ) -> Option<T> {
+        let (driver, call) = (self.find()?, self.calls.begin()?);
+        if self.calls.may_hang() {
+            return None;
+        }
+        let begin = |gpu: &str| {
+            let may_begin = !self.calls.may_hang() && answers(gpu);
+            if may_begin {
+                call.begin_turn(Some(gpu));
+            }
+            may_begin
+        };
+        Some(ask(&driver.library, &begin))
+    }
+
     /// Reads the current traces. Blocks.
     pub fn traces(&self) -> HardwareTraces {
         let driver = self.find();

@@ -216,21 +216,13 @@ impl UsageSampler {
         times: &Mutex<SampleTimes>,
     ) -> Result<UsageRead, NoFigures> {
         let roots = &self.driver_roots;
-        let (Some(driver), Some(call)) = (roots.find(), roots.calls.begin()) else {
-            return Err(NoFigures::NoDriver);
-        };
-        if roots.calls.may_hang() {
-            return Err(NoFigures::NoDriver);
-        }
         let mut times = times.lock().unwrap_or_else(PoisonError::into_inner);
-        let gpus = nvml::process_use(&driver.library, addresses, &mut times, |gpu| {
-            let may_begin = !roots.calls.may_hang() && self.health.borrow().answers(gpu);
-            if may_begin {
-                call.begin_turn(Some(gpu));
-            }
-            may_begin
-        })?;
-        drop(call);
+        let asked = roots.ask(
+            |gpu| self.health.borrow().answers(gpu),
+            |library, begin| nvml::process_use(library, addresses, &mut times, begin),
+        );
+        let gpus = asked.ok_or(NoFigures::NoDriver)??;
+        drop(times);
         let pods = checkpoint::pods_of_shares(&self.device_plugin_dir)?;
         let holders = usage_holders(observed, &pods);
         let mps_pod = supervisor_pod(&self.mps_dir);
