@@ -44,6 +44,14 @@ fn run_helm(lab: &Lab, arguments: &[&str]) -> Result<String> {
     Ok(text)
 }
 
+/// Upgrades to the chart of the repository, with one value besides its own.
+fn upgrade(lab: &Lab, value: &str) -> Result<String> {
+    run_helm(
+        lab,
+        &["upgrade", RELEASE, &chart().to_string_lossy(), "--wait", "--set", value],
+    )
+}
+
 /// Copies the chart as an earlier version would have been: with a version of its own, and a CRD without a column.
 fn earlier_chart(folder: &Path) -> Result<PathBuf> {
     let earlier = folder.join("gpunode");
@@ -150,20 +158,8 @@ fn chart_installs_upgrades_rolls_back_and_restores_the_nodes() -> Result<()> {
     settled(&lab)?;
     run_helm(&lab, &["test", RELEASE])?;
 
-    let current = chart();
-    let current = current.to_string_lossy();
     let (running, leader, audit) = (agents(&lab)?, lab.leader()?, lab.audit()?);
-    run_helm(
-        &lab,
-        &[
-            "upgrade",
-            RELEASE,
-            &current,
-            "--wait",
-            "--set",
-            "operator.logLevel=debug",
-        ],
-    )?;
+    upgrade(&lab, "operator.logLevel=debug")?;
     let leader = lab.await_leader_other_than(&leader)?;
     lab.await_ready(POLICY)?;
     ensure!(has_column(&lab)?, "the upgrade did not upgrade the CRD");
@@ -173,26 +169,13 @@ fn chart_installs_upgrades_rolls_back_and_restores_the_nodes() -> Result<()> {
     lab.await_ready(POLICY)?;
     assert_operator_alone_changed(&lab, &audit, &running).context("a rollback")?;
 
-    run_helm(
-        &lab,
-        &["upgrade", RELEASE, &current, "--wait", "--set", "operator.replicas=0"],
-    )?;
+    upgrade(&lab, "operator.replicas=0")?;
     let test = try_helm(&lab, &["test", RELEASE])?;
     let told = String::from_utf8_lossy(&test.stdout).into_owned() + &String::from_utf8_lossy(&test.stderr);
     ensure!(!test.status.success(), "helm test succeeds without an operator: {told}");
     ensure!(told.contains("no pod of the operator is ready"), "helm test: {told}");
 
-    run_helm(
-        &lab,
-        &[
-            "upgrade",
-            RELEASE,
-            &current,
-            "--wait",
-            "--set",
-            "uninstall.restoreNodes=true",
-        ],
-    )?;
+    upgrade(&lab, "uninstall.restoreNodes=true")?;
     lab.await_ready(POLICY)?;
     run_helm(&lab, &["uninstall", RELEASE, "--wait"])?;
     lab.nothing_is_left_on_nodes(&before)?;
