@@ -571,6 +571,7 @@ impl AgentMetrics {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use gpunode_docs::{documented_metrics, exposed_metrics};
 
     #[test]
     fn devices_of_a_resource_that_goes_go_with_it() {
@@ -751,41 +752,7 @@ mod tests {
 
     #[test]
     fn each_metric_is_documented_with_its_type_and_labels_and_each_documented_one_exists() {
-        let text = complete().render();
-        let types = text.lines().filter_map(|line| line.strip_prefix("# TYPE "));
-        let exposed: BTreeSet<String> = types
-            .filter_map(|line| line.split_once(' '))
-            .map(|(name, kind)| {
-                // The text format appends these to the name.
-                let (end, series) = match kind {
-                    "counter" => ("_total", "_total"),
-                    "info" => ("_info", "_info"),
-                    "histogram" => ("", "_count"),
-                    _ => ("", ""),
-                };
-                let series = text
-                    .lines()
-                    .find_map(|line| line.strip_prefix(&format!("{name}{series}")));
-                let labels = series
-                    .and_then(|rest| rest.strip_prefix('{')?.split_once('}'))
-                    .map_or("", |(labels, _)| labels);
-                let labels: Vec<_> = labels
-                    .split(',')
-                    .filter_map(|label| label.split_once('='))
-                    .map(|it| it.0)
-                    .collect();
-                format!("{name}{end} {kind} {}", labels.join(" "))
-            })
-            .collect();
-        let rows = DOCUMENT.lines().filter(|line| line.starts_with("| `gpunode_agent_"));
-        let documented: BTreeSet<String> = rows
-            .map(|row| {
-                let cells: Vec<_> = row.split('|').map(str::trim).collect();
-                let labels = cells[3].split("; ").filter_map(|label| label.split('`').nth(1));
-                let labels: Vec<_> = labels.collect();
-                format!("{} {} {}", cells[1].trim_matches('`'), cells[2], labels.join(" "))
-            })
-            .collect();
-        assert_eq!(documented, exposed);
+        let documented = documented_metrics(DOCUMENT, "gpunode_agent_");
+        assert_eq!(documented, exposed_metrics(&complete().render()));
     }
 }

@@ -6,6 +6,7 @@
 //! | `command_line` | the references of the command lines, from `--help` of the programs |
 //! | `link_check` | links without a target, and pages that the table of contents does not reach |
 //! | `markdown` | links and anchors of a Markdown file |
+//! | `metric_page` | metrics as `/metrics` exposes them and as their reference documents them |
 //! | `metrics` | the reference of the metrics, from the code that registers them |
 //! | `pictures` | pictures of a terminal, from the output of `kubectl gpunode` |
 //! | `references` | all generated files |
@@ -15,12 +16,14 @@ mod api;
 mod command_line;
 mod link_check;
 mod markdown;
+mod metric_page;
 mod metrics;
 mod pictures;
 mod references;
 mod site;
 
 pub use link_check::{broken_links, markdown_files, unlisted_pages};
+pub use metric_page::{documented_metrics, exposed_metrics};
 pub use references::references;
 pub use site::stage;
 
