@@ -16,7 +16,7 @@ tests/cluster/install-gpunode.sh "$cluster"
 export GPUNODE_E2E_CLUSTER=$cluster GPUNODE_TEST_KUBECONFIG=$PWD/target/cluster/$cluster/admin.kubeconfig
 GPUNODE_SOAK_SECONDS=$SOAK_SECONDS \
   cargo test --workspace --locked --test cluster -- --ignored --nocapture killed_at_random
-ARBTEST_BUDGET_MS=$((SOAK_SECONDS * 1000)) \
+GPUNODE_FUZZ_RANDOM=1 ARBTEST_BUDGET_MS=$((SOAK_SECONDS * 1000)) \
   cargo test --workspace --locked --test api_server -- --ignored --nocapture damaged
 # The others need no cluster, and every processor.
 target/release/gpunode-cluster down --name "$cluster"

@@ -1,7 +1,9 @@
 //! Fuzz tests: properties of code that reads what others wrote, for whatever they wrote.
 //!
-//! A fuzz test is an ordinary test in a module `fuzz` that calls [`fuzz`]. `cargo test` gives it random input for 0.1 s, `make test` for
-//! 10 s. `make soak` builds it under libFuzzer, whose input follows what the code does with it, and runs it for `SOAK_SECONDS`.
+//! A fuzz test is an ordinary test in a module `fuzz` that calls [`fuzz`]. `cargo test` gives it input for 0.1 s, `make test` for 10 s: the
+//! same inputs in the same order each time, so that a test fails because of a change and not by chance. `make soak` builds it under
+//! libFuzzer, whose input follows what the code does with it, and runs it for `SOAK_SECONDS`; with `GPUNODE_FUZZ_RANDOM` set, the input is
+//! random.
 //!
 //! | module | what it does |
 //! |---|---|
@@ -13,6 +15,8 @@ mod guided;
 mod mutation;
 
 use rustix::time::{ClockId, clock_gettime};
+#[cfg(not(fuzzing))]
+use std::{env, time::Instant};
 use std::{
     panic::resume_unwind,
     thread::{self, ScopedJoinHandle},
@@ -22,9 +26,17 @@ use std::{
 pub use arbitrary::{Arbitrary, Result, Unstructured};
 pub use mutation::Mutation;
 
+/// Minimum number of random bytes of one input.
+#[cfg(not(fuzzing))]
+const MIN_INPUT: u32 = 32;
+
 /// Maximum number of random bytes of one input, enough for several mutations.
 #[cfg(not(fuzzing))]
 const MAX_INPUT: u32 = 1024;
+
+/// Milliseconds for which inputs are tried unless `ARBTEST_BUDGET_MS` is set; arbtest has the same default.
+#[cfg(not(fuzzing))]
+const DEFAULT_BUDGET_MS: u64 = 100;
 
 /// Maximum processor time of one input; the slowest that is known takes a tenth of it.
 const MAX_TIME: Duration = Duration::from_secs(5);
@@ -36,7 +48,7 @@ const MAX_MEMORY: u64 = 1024 * 1024;
 const STACK: usize = 8 * 1024 * 1024;
 
 /// Calls `property` with one input after another until `ARBTEST_BUDGET_MS` milliseconds are over. A property that does not hold
-/// panics, as does one that takes long; the report has a seed that repeats the input.
+/// panics, as does one that takes long; the report has a seed that repeats the input, as `ARBTEST_SEED`.
 ///
 /// # Panics
 /// If the property does not hold for an input, or no thread can be started.
@@ -64,9 +76,39 @@ fn run<T: for<'a> Arbitrary<'a>>(mut property: impl FnMut(T)) {
         Ok(())
     };
     #[cfg(not(fuzzing))]
-    arbtest::arbtest(on_input).size_max(MAX_INPUT).run();
+    if env::var_os("GPUNODE_FUZZ_RANDOM").is_some() || env::var_os("ARBTEST_SEED").is_some() {
+        arbtest::arbtest(on_input).size_max(MAX_INPUT).run();
+    } else {
+        in_order(on_input);
+    }
     #[cfg(fuzzing)]
     guided::run(on_input);
+}
+
+/// Calls `property` with the same inputs in the same order each time, until the budget is over.
+#[cfg(not(fuzzing))]
+fn in_order(mut property: impl FnMut(&mut Unstructured<'_>) -> Result<()>) {
+    let budget = env::var("ARBTEST_BUDGET_MS")
+        .ok()
+        .and_then(|budget| budget.parse().ok());
+    let budget = Duration::from_millis(budget.unwrap_or(DEFAULT_BUDGET_MS));
+    let started = Instant::now();
+    for number in 1_u32.. {
+        if started.elapsed() > budget {
+            break;
+        }
+        arbtest::arbtest(&mut property).seed(seed(number)).run();
+    }
+}
+
+/// Returns the seed of an input as arbtest reads it: the length in the lower half, what the bytes are made of in the upper half. The lengths
+/// take turns, so that short inputs, which are simpler, are among the first.
+#[cfg(not(fuzzing))]
+fn seed(number: u32) -> u64 {
+    let doublings = number % ((MAX_INPUT / MIN_INPUT).ilog2() + 1);
+    // Odd, so that no two numbers give one value, and zero, from which arbtest makes only zeros, comes last.
+    let random = number.wrapping_mul(0x9e37_79b9);
+    u64::from(random) << u32::BITS | u64::from(MIN_INPUT << doublings)
 }
 
 /// Returns the most memory that the process has had, in KiB.

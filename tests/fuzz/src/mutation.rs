@@ -11,7 +11,7 @@ const MAX_EDITS: usize = 8;
 const MAX_BYTES: usize = 512 * 1024;
 
 /// Words that parsers and checks treat in their own way: limits of numbers, empty values, the syntax of YAML and JSON, ids of GPUs.
-const WORDS: [&str; 40] = [
+const WORDS: [&str; 42] = [
     "0",
     "-1",
     "1",
@@ -45,6 +45,8 @@ const WORDS: [&str; 40] = [
     "*a",
     "<<: *a\n",
     "!!binary ",
+    "!!int ",
+    "!a ",
     "| \n",
     "\u{0}",
     "\u{feff}",

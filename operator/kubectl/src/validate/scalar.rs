@@ -1,12 +1,75 @@
-//! Plain YAML scalars, resolved as kubectl and the API server do.
+//! YAML scalars without quotes or with a tag, resolved as kubectl and the API server do.
 //!
 //! Both read YAML by the rules of 1.1 (`resolve` in go.yaml.in/yaml/v2, under sigs.k8s.io/yaml), where `yes` and `on` are
 //! booleans and `0777` and `1_000` are numbers. A label value written that way is refused by the API server as no string.
 
+use base64::{
+    Engine,
+    alphabet::STANDARD,
+    engine::{GeneralPurpose, GeneralPurposeConfig},
+};
 use serde_json::{Number, Value};
 
-/// Returns the JSON value of the unquoted scalar `text`; none where JSON has no such number.
-pub fn resolve(text: &str) -> Option<Value> {
+/// Base64 as Go's `base64.StdEncoding` reads it.
+const BASE64: GeneralPurpose = GeneralPurpose::new(
+    &STANDARD,
+    GeneralPurposeConfig::new().with_decode_allow_trailing_bits(true),
+);
+
+/// A scalar without a JSON value.
+#[derive(Debug, Eq, PartialEq, thiserror::Error)]
+pub enum ScalarError {
+    /// Infinity, or no number.
+    #[error("{0} is not a JSON number")]
+    Number(String),
+    /// Text that its tag does not fit.
+    #[error("{text} is no {tag}; remove the tag {tag}")]
+    Tag {
+        /// The text.
+        text: String,
+        /// The tag, `!!int` for example.
+        tag: String,
+    },
+}
+
+/// Returns the JSON value of the scalar `text` with the tag `tag`, with or without quotes. Text with a tag that YAML does not define is a
+/// string.
+///
+/// # Errors
+/// If the tag does not fit the text.
+pub fn resolve_tagged(text: &str, tag: &str) -> Result<Value, ScalarError> {
+    let Some(name) = tag.strip_prefix("tag:yaml.org,2002:") else {
+        return Ok(Value::String(text.to_owned()));
+    };
+    let value = match name {
+        "null" => resolve(text).ok().filter(Value::is_null),
+        "bool" => resolve(text).ok().filter(Value::is_boolean),
+        "int" => integer(&text.replace('_', "")).map(Value::Number),
+        "float" => resolve(text).ok().filter(Value::is_number),
+        "binary" => {
+            let text = text.replace(['\n', '\r'], "");
+            let bytes = BASE64.decode(text).ok();
+            bytes.map(|bytes| Value::String(String::from_utf8_lossy(&bytes).into_owned()))
+        }
+        // Whether it is one is not checked: no field has this type.
+        "timestamp" => None,
+        _ => Some(Value::String(text.to_owned())),
+    };
+    value.ok_or_else(|| ScalarError::Tag {
+        text: text.to_owned(),
+        tag: format!("!!{name}"),
+    })
+}
+
+/// Returns the JSON value of the unquoted scalar `text`.
+///
+/// # Errors
+/// If JSON has no such number.
+pub fn resolve(text: &str) -> Result<Value, ScalarError> {
+    plain(text).ok_or_else(|| ScalarError::Number(text.to_owned()))
+}
+
+fn plain(text: &str) -> Option<Value> {
     match text {
         "" | "~" | "null" | "Null" | "NULL" => return Some(Value::Null),
         "y" | "Y" | "yes" | "Yes" | "YES" | "true" | "True" | "TRUE" | "on" | "On" | "ON" => {
@@ -109,8 +172,34 @@ mod tests {
             ("2001-01-01", json!("2001-01-01")),
             ("yEs", json!("yEs")),
         ] {
-            assert_eq!(resolve(text), Some(value), "{text}");
+            assert_eq!(resolve(text), Ok(value), "{text}");
         }
-        assert_eq!(resolve(".inf"), None);
+        assert_eq!(resolve(".inf"), Err(ScalarError::Number(".inf".to_owned())));
+    }
+
+    #[test]
+    fn a_tag_decides_what_a_scalar_is() {
+        for (tag, text, value) in [
+            ("tag:yaml.org,2002:str", "4", Some(json!("4"))),
+            ("tag:yaml.org,2002:int", "4", Some(json!(4))),
+            ("tag:yaml.org,2002:int", "4.0", None),
+            ("tag:yaml.org,2002:int", "four", None),
+            ("tag:yaml.org,2002:float", "4", Some(json!(4))),
+            ("tag:yaml.org,2002:float", ".5", Some(json!(0.5))),
+            ("tag:yaml.org,2002:float", "half", None),
+            ("tag:yaml.org,2002:bool", "yes", Some(json!(true))),
+            ("tag:yaml.org,2002:bool", "1", None),
+            ("tag:yaml.org,2002:null", "", Some(json!(null))),
+            ("tag:yaml.org,2002:null", "0", None),
+            ("tag:yaml.org,2002:binary", "djEw\nMA==", Some(json!("v100"))),
+            ("tag:yaml.org,2002:binary", "djEwMB==", Some(json!("v100"))),
+            ("tag:yaml.org,2002:binary", "", Some(json!(""))),
+            ("tag:yaml.org,2002:binary", "rollout", None),
+            ("tag:yaml.org,2002:set", "4", Some(json!("4"))),
+            ("!mine", "4", Some(json!("4"))),
+            ("!", "4", Some(json!("4"))),
+        ] {
+            assert_eq!(resolve_tagged(text, tag).ok(), value, "{tag} {text}");
+        }
     }
 }

@@ -8,6 +8,7 @@ use super::{
     scalar,
 };
 use granit_parser::{Event, Parser, ScalarStyle, ScanError, Span, StrInput};
+use serde::{Deserialize, de::IgnoredAny};
 use serde_json::{Map, Value};
 use std::collections::HashMap;
 
@@ -65,7 +66,18 @@ pub fn read(text: &str) -> (Vec<YamlDocument>, Option<DocumentProblem>) {
         document: None,
     };
     let problem = reader.documents(&mut documents).err();
-    (documents, problem)
+    (documents, problem.or_else(|| refused_by_libyaml(text)))
+}
+
+/// Returns what libyaml refuses: kubectl and the API server read with a port of it, which is stricter than the parser of YAML 1.2 here.
+fn refused_by_libyaml(text: &str) -> Option<DocumentProblem> {
+    let mut documents = serde_yaml::Deserializer::from_str(text);
+    let error = documents.find_map(|document| IgnoredAny::deserialize(document).err())?;
+    let problem = DocumentProblem::new("", format!("is not valid YAML: {error}"));
+    Some(match error.location() {
+        Some(place) => problem.on_line(place.line()),
+        None => problem,
+    })
 }
 
 struct YamlReader<'a> {
@@ -116,14 +128,13 @@ impl<'a> YamlReader<'a> {
         self.take(1, line)?;
         let (value, anchor) = match event {
             Event::Scalar(text, style, anchor, tag) => {
-                let plain = style == ScalarStyle::Plain && tag.is_none_or(|tag| tag.suffix() != "str");
-                let value = if plain {
-                    scalar::resolve(&text)
-                } else {
-                    Some(Value::String(text.to_string()))
+                let value = match tag {
+                    Some(tag) => scalar::resolve_tagged(&text, &format!("{}{}", tag.handle(), tag.suffix())),
+                    None if style == ScalarStyle::Plain => scalar::resolve(&text),
+                    None => Ok(Value::String(text.to_string())),
                 };
-                let unknown = || DocumentProblem::new(path, format!("{text} is not a JSON number")).on_line(line);
-                (value.ok_or_else(unknown)?, anchor)
+                let value = value.map_err(|error| DocumentProblem::new(path, error.to_string()).on_line(line))?;
+                (value, anchor)
             }
             Event::SequenceStart(_, anchor, _) => (self.sequence(path)?, anchor),
             Event::MappingStart(_, anchor, _) => (self.mapping(path)?, anchor),
@@ -160,7 +171,8 @@ impl<'a> YamlReader<'a> {
             if matches!(event, Event::MappingEnd) {
                 break;
             }
-            let merge = matches!(&event, Event::Scalar(text, ScalarStyle::Plain, ..) if text == "<<");
+            let merge = matches!(&event, Event::Scalar(text, ScalarStyle::Plain, _, tag) if text == "<<"
+                && tag.as_ref().is_none_or(|tag| tag.suffix() == "merge"));
             let key = match self.value(event, span, path)? {
                 Value::String(key) => key,
                 key @ (Value::Bool(_) | Value::Number(_)) => key.to_string(),
@@ -247,13 +259,17 @@ mod tests {
     #[test]
     fn documents_are_read_as_kubectl_reads_them() {
         assert_eq!(
-            values("# first\na: yes\nb: 'yes'\nc: !!str 4\n---\n---\n- 4\n- |\n  text\n"),
-            [json!({"a": true, "b": "yes", "c": "4"}), json!([4, "text\n"])]
+            values("# first\na: yes\nb: 'yes'\nc: !!str 4\nd: !!int \"4\"\n---\n---\n- 4\n- |\n  text\n"),
+            [json!({"a": true, "b": "yes", "c": "4", "d": 4}), json!([4, "text\n"])]
         );
         assert_eq!(values("{\"a\": [1, {\"b\": null}]}"), [json!({"a": [1, {"b": null}]})]);
         assert_eq!(
             values("base: &base {a: 1, b: 2}\nuse: {<<: *base, b: 3}\nlist: [*base]\n"),
             [json!({"base": {"a": 1, "b": 2}, "use": {"a": 1, "b": 3}, "list": [{"a": 1, "b": 2}]})]
+        );
+        assert_eq!(
+            values("a: &a {b: 1}\nc: {!!merge <<: *a}\nd: {\"<<\": *a}\n"),
+            [json!({"a": {"b": 1}, "c": {"b": 1}, "d": {"<<": {"b": 1}}})]
         );
         assert!(values("").is_empty());
     }
@@ -286,6 +302,14 @@ mod tests {
         assert!(read("\u{feff}a: 1\n").1.is_none());
         let problem = read("a: 1\n\u{feff}# b\n").1.expect("a problem");
         assert_eq!((problem.line, &problem.message[..17]), (Some(2), "a byte order mark"));
+    }
+
+    #[test]
+    fn what_libyaml_refuses_is_refused() {
+        for text in ["a: {b\nc: 1}\n", "a: 1\n\t# b\nc: d\n\t e: 1\n"] {
+            let problem = read(text).1.unwrap_or_else(|| panic!("{text} is refused"));
+            assert!(problem.message.starts_with("is not valid YAML: "), "{problem:?}");
+        }
     }
 
     #[test]
