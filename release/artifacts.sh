@@ -33,15 +33,17 @@ pack() { # ARCHIVE.tar.gz FOLDER [NAME]: all of FOLDER, or NAME in it
     | gzip -n9 > "$1"
 }
 
-# Writes the chart as users get it: its images are in the registry of the release.
+# Writes the chart as users get it: its images are those of the release, by digest, in its registry.
 chart() { # ARCHIVE.tgz
-  local folder=$work/chart values=$work/chart/gpunode/values.yaml image
+  local folder=$work/chart values=$work/chart/gpunode/values.yaml image place
   mkdir "$folder"
   cp -r manifests/helm/gpunode "$folder/gpunode"
   for image in agent operator; do
-    sed -i "s|^    repository: gpunode\.dev/$image\$|    repository: $registry/gpunode-$image|" "$values"
-    grep -qxF "    repository: $registry/gpunode-$image" "$values" \
-      || { echo "release: values.yaml of the chart has no repository gpunode.dev/$image to replace" >&2; exit 1; }
+    place="    repository: $registry/gpunode-$image"
+    sed -i -e "s|^    repository: gpunode\.dev/$image\$|$place|" \
+      -e "/^    repository: .*$image\$/,/^    digest:/ s|^    digest: .*|    digest: $(cat "$files/gpunode-$image.digest")|" "$values"
+    sed -n "\|^$place\$|,/^    digest:/p" "$values" | grep -qxF "    digest: $(cat "$files/gpunode-$image.digest")" \
+      || { echo "release: values.yaml of the chart has no image gpunode.dev/$image to replace" >&2; exit 1; }
   done
   # Helm looks for gpunode/Chart.yaml, and finds nothing in ./gpunode.
   pack "$1" "$folder" gpunode

@@ -21,11 +21,13 @@ while read -r program; do
   [ -f "$programs/$program" ] || { echo "release: $archive has $program, and $programs has not" >&2; exit 1; }
   auditable2cdx "$programs/$program"
 done < "$work/names" > "$work/programs"
-# Libraries are copied from the machine that builds: the file that a package of it has there.
+# Libraries are copied from the machine that builds: the file that a package of it has there, by the name that the package has for it: /lib
+# is a link to /usr/lib on most machines.
 lines '\.so(\.[0-9]+)*$' > "$work/files"
 while read -r library; do
-  package=$(dpkg-query -S "$(readlink -f "/${library#./}")" "/usr/${library#./}" 2> /dev/null | head -n 1 | cut -d: -f1 || true)
-  [ -n "$package" ] || { echo "release: no package has /${library#./}" >&2; exit 1; }
+  library=/${library#./}
+  package=$(dpkg-query -S "$library" "/usr$library" "$(readlink -f "$library")" 2> /dev/null | head -n 1 | cut -d: -f1 || true)
+  [ -n "$package" ] || { echo "release: no package has $library" >&2; exit 1; }
   dpkg-query -W -f '${binary:Package} ${Version} ${Architecture}\n' "$package"
 done < "$work/files" | sort -u > "$work/packages"
 jq -R 'split(" ") | {type: "library", name: (.[0] | split(":")[0]), version: .[1],

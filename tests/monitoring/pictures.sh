@@ -41,9 +41,11 @@ picture() { # FILE WIDTH,HEIGHT DASHBOARD SCENE-OF-THE-END QUERY [BLANK-PANEL...
 
 mkdir -p docs/pictures
 fleet=("Refused allocations by node" "Nodes that are not done, by policy")
-picture dashboard-fleet 1400,1430 fleet recovered "" "${fleet[@]}"
+picture dashboard-fleet 1400,1720 fleet recovered "&idle_after=60" "${fleet[@]}"
 no_mig=("GPUs by phase" "MIG devices by profile" "Largest free instance" "Changes")
-picture dashboard-node 1400,2050 node recovered "&node=gpu-v100" "${no_mig[@]}" "Foreign processes by GPU"
-picture dashboard-node-mig 1400,2050 node stopped-rollout "&node=gpu-a100" \
-  Faults "Faults over time" XIDs "Failed driver calls" "Foreign processes by GPU"
-picture dashboard-operator 1400,1500 operator no-leader "" "Other ends of writes" "Objects tried again"
+picture dashboard-node 1400,2700 node recovered "&node=gpu-v100" "${no_mig[@]}" "Foreign processes by GPU"
+# Drivers tell no SM use of MIG devices.
+picture dashboard-node-mig 1400,2700 node stopped-rollout "&node=gpu-a100" \
+  Faults "Faults over time" XIDs "Failed driver calls" "Foreign processes by GPU" "SMs used of SMs given"
+picture dashboard-node-use 1400,1040 node mig-stuck "&node=gpu-t4&row=Containers" "Foreign processes by GPU"
+picture dashboard-operator 1400,1500 operator refused-writes ""

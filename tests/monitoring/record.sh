@@ -4,7 +4,7 @@
 # tests/monitoring/recordings.
 #   make cluster-up NAME=monitoring CLUSTER=tests/e2e/cluster.yaml
 #   tests/monitoring/record.sh monitoring
-# CLUSTER_TARGET names the folder with the cluster's programs if it is not target.
+# Needs jq and Debian's yq. CLUSTER_TARGET names the folder with the cluster's programs if it is not target.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -50,13 +50,72 @@ awaited() { # NUMBER: waits for so many scrapes more
   local end=$(($(cat "$raw/next" 2> /dev/null || echo 0) + $1))
   until [ "$(cat "$raw/next" 2> /dev/null || echo 0)" -ge "$end" ]; do sleep 1; done
 }
+# Writes the containers that hold devices as objects, one a line: pod, app, node, gpu, process and, of a MIG device, its instance.
+holders() {
+  local pod app container place process
+  kubectl get gpunodes -o json > "$raw/gpunodes.json"
+  while read -r pod app container; do
+    # Other processes end meanwhile.
+    place=$(grep -ls "${container#containerd://}" /proc/[0-9]*/cgroup | head -n 1 || true)
+    # Its ids on this machine, in the node and in the container.
+    process=$(awk '/^NSpid:/ {print $3}' "${place%/cgroup}/status")
+    jq -c --arg pod "$pod" --arg app "$app" --argjson process "$process" '.items[] | .metadata.name as $node | .status
+      | .gpus as $gpus | .holders[]? | select(.pod == $pod) | .device as $device | $gpus[] | .index as $gpu
+      | {pod: $pod, app: $app, node: $node, gpu: $gpu, process: $process} + (
+          (select(.uuid == $device) | {}),
+          (.migDevices[]? | select(.uuid == $device) | {instance: [.gpuInstance, .computeInstance]}))' "$raw/gpunodes.json"
+  done < <(kubectl get pods -o json | jq -r '.items[] | "\(.metadata.name) \(.metadata.labels.app) \(.status.containerStatuses[0].containerID)"')
+}
+# Gives the containers of an app work on their GPUs, in the order of these: MEMORY:SM in MiB and percent of the time, `-` for none.
+# After SM 0 they keep their memory; those without an argument end their work.
+work() { # APP [MEMORY:SM...]
+  local app=$1
+  shift
+  touch "$raw/work"
+  (
+    flock 8
+    jq -c --arg app "$app" 'select(.app != $app)' "$raw/work" > "$raw/work.new"
+    jq -c -s --arg app "$app" '[.[] | select(.app == $app)] | sort_by(.gpu, .instance, .pod)
+      | [group_by(.pod)[]] | sort_by(.[0].gpu, .[0].instance) | to_entries[]
+      | ($ARGS.positional[.key] // "-") as $work | select($work != "-") | ($work | split(":") | map(tonumber)) as [$memory, $sm]
+      | .value[] | . + {memory: $memory, sm: $sm}' --args "$@" < "$raw/holders" >> "$raw/work.new"
+    mv "$raw/work.new" "$raw/work"
+  ) 8> "$raw/work.lock"
+  worked
+}
+# Writes what containers use into the states of the simulated GPUs, SMs with some noise. The lock is that of gpunode-cluster.
+worked() {
+  local node state
+  for node in gpu-v100 gpu-t4 gpu-a100; do
+    state=$target/cluster/$name/nodes/$node/driver/usr/lib/x86_64-linux-gnu/gpunode-state
+    (
+      flock 9
+      [ -s "$state.yaml" ] || echo '{}' > "$state.yaml"
+      yq -y --arg node "$node" --argjson time "$SECONDS" --argjson users "$(jq -s . "$raw/work")" '
+        .gpus = ((.gpus // {}) | map_values(.processes = [] | .smPercent = {}))
+        | reduce ($users[] | select(.node == $node)) as $user (.;
+            .gpus["\($user.gpu)"] |= (
+              .processes += [{pid: $user.process, memoryMib: $user.memory} + (if $user.instance then {instance: $user.instance} else {} end)]
+              | if $user.sm > 0 then .smPercent["\($user.process)"] = $user.sm + ($user.process * 7 + $time) % 9 - 4 else . end))' \
+        "$state.yaml" | sed -E "s/^( *)'([0-9]+)':/\1\2:/" > "$state.yaml.new"   # numbers as keys
+      mv "$state.yaml.new" "$state.yaml"
+    ) 9> "$state.lock"
+  done
+}
+works() {
+  while [ ! -e "$raw/end" ]; do
+    sleep 10
+    [ ! -e "$raw/work" ] || worked
+  done
+}
 ready() { kubectl wait gpunodepolicy "$1" --for=condition=Ready --timeout=3m > /dev/null; }
 
 scrapes &
 scraper=$!
+works &
 finish() {
   touch "$raw/end"
-  wait "$scraper" || true
+  wait
   # Whatever was changed goes back; most of it is gone after a run that succeeded.
   [ -z "${stopped:-}" ] || kill -CONT "$stopped" 2> /dev/null || true
   for at in "gpu-t4 1" "gpu-v100 0" "gpu-v100 3" "gpu-v100 5" "gpu-a100 4"; do
@@ -64,11 +123,14 @@ finish() {
     gpu $at recover > /dev/null || true
   done
   gpu gpu-a100 4 let-go > /dev/null || true
+  : > "$raw/work"
+  worked
   kubectl -n gpunode-system scale deployment gpunode-operator --replicas 2 > /dev/null || true
   kubectl delete deployments,pods --all --wait=false > /dev/null || true
   kubectl delete gpunodepolicies --all > /dev/null || true
   kubectl delete -f "$folder/story/refuse-nodes.yaml" --ignore-not-found > /dev/null || true
   kubectl label node gpu-mixed example.com/team- > /dev/null || true
+  [ -z "${recorded:-}" ] || rm -rf "$raw"
 }
 trap finish EXIT
 
@@ -80,9 +142,20 @@ kubectl apply -f "$folder/story/policies.yaml" > /dev/null
 for policy in training inference a100 mixed; do ready "$policy"; done
 kubectl apply -f "$folder/story/pods.yaml" > /dev/null
 for app in train serve notebooks; do kubectl rollout status "deployment/$app" --timeout 2m > /dev/null; done
+# The agents report who holds a device within ten seconds.
+awaited 1
+holders > "$raw/holders"
+[ "$(jq -s length "$raw/holders")" = 19 ]
+# One train and one notebook hold their devices without a process, two of `serve` only keep memory.
+train=(29000:91 21500:68)
+serve=(4700:55 2300:14 900:0 3800:31 3000:22 4600:38 1500:8 4300:46 400:0)
+work train "${train[@]}"
+work serve "${serve[@]}"
+work notebooks 6200:0 1100:0 300:0
 awaited 8
 
 scene faults
+work train "${train[0]}" "${train[1]/:*/:0}"
 gpu gpu-t4 1 xid 79
 gpu gpu-v100 3 lose
 gpu gpu-v100 5 fail nvmlDeviceGetMemoryInfo UNKNOWN
@@ -104,6 +177,17 @@ for at in 1 2 3; do
 done
 kubectl delete pod greedy-1 greedy-2 greedy-3 --wait=false > /dev/null
 
+scene idle
+# All keep their memory.
+work train "${train[@]/%:*/:0}"
+work serve "${serve[@]/%:*/:0}"
+awaited 8
+
+scene busy-again
+work train "${train[@]}"
+work serve "${serve[@]}"
+awaited 2
+
 scene mig-stuck
 gpu gpu-a100 4 hold dcgm
 kubectl patch gpunodepolicy a100 --type json \
@@ -119,6 +203,7 @@ awaited 2
 
 scene stopped-rollout
 # No T4 has a unit of that size.
+work serve
 kubectl delete deployment serve > /dev/null
 kubectl patch gpunodepolicy inference --type json -p '[{"op": "replace", "path": "/spec/devicePlugin/resources",
   "value": [{"name": "example.com/gpu-mem", "sharing": {"strategy": "Memory", "unit": "24Gi"}}]}]' > /dev/null
@@ -172,7 +257,8 @@ scene standby-leads
 awaited 4
 
 touch "$raw/end"
-wait "$scraper"
+wait
+cargo build --quiet --workspace --locked --bin gpunode-recording
 rm -f "$folder/recordings/"*.yaml
-cargo run --quiet --locked -p gpunode-monitoring-tests -- "$raw" "$interval" "$folder/recordings/story.yaml"
-rm -rf "$raw"
+"${CARGO_TARGET_DIR:-target}/debug/gpunode-recording" "$raw" "$interval" "$folder/recordings/story.yaml"
+recorded=true

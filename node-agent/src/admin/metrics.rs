@@ -519,11 +519,17 @@ impl AgentMetrics {
 
     /// Counts a registration, accepted or failed.
     pub fn registered(&self, resource: &str, taken: bool) {
-        let labels = ByRegistration {
-            resource: self.resource(resource),
-            result: if taken { "accepted" } else { "failed" },
-        };
-        self.0.registrations.get_or_create(&labels).inc();
+        for (result, counts) in [("accepted", taken), ("failed", !taken)] {
+            let resource = self.resource(resource);
+            // Both begin at zero: Prometheus sees no increase in the first value of a series.
+            let counter = self
+                .0
+                .registrations
+                .get_or_create_owned(&ByRegistration { resource, result });
+            if counts {
+                counter.inc();
+            }
+        }
     }
 
     /// Starts to measure a call; the drop of the timer ends it.

@@ -15,13 +15,13 @@ pub fn pod_of(cgroups: &str) -> Option<String> {
 
 /// Returns the id of the container that a process belongs to; none for a process of the host, and for one of the pod alone.
 ///
-/// Container runtimes name its cgroup by its id, with systemd as driver `RUNTIME-ID.scope`.
+/// Container runtimes name its cgroup by its id, with systemd as driver `RUNTIME-ID.scope`. CRI-O names it `crio-ID` without systemd.
 pub fn container_of(cgroups: &str) -> Option<String> {
     let (_, folder) = pod_and_rest(cgroups)?;
     let folder = folder?;
     let id = match folder.strip_suffix(".scope") {
         Some(scope) => scope.rsplit_once('-')?.1,
-        None => folder.as_str(),
+        None => folder.strip_prefix("crio-").unwrap_or(&folder),
     };
     let is_id = id.len() >= SHORTEST_UID && id.chars().all(|character| character.is_ascii_hexdigit());
     is_id.then(|| id.to_owned())
@@ -72,6 +72,7 @@ mod tests {
             ),
             // A guaranteed pod with CRI-O.
             format!("0::/kubepods.slice/kubepods-pod{escaped}.slice/crio-{CONTAINER}.scope/container\n"),
+            format!("0::/kubepods/burstable/pod{UID}/crio-{CONTAINER}\n"),
             // As seen from a cgroup namespace.
             format!("0::/../../pod{UID}/{CONTAINER}\n"),
             format!(

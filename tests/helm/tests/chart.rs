@@ -70,7 +70,11 @@ fn each_option_adds_the_objects_of_its_component() {
     ] {
         let mut expected = rendered(NAMESPACE, &[]);
         expected.extend(kustomize(&format!("manifests/components/{component}")).unwrap());
-        assert_equal(&expected, &rendered(NAMESPACE, &["--set", &format!("{option}=true")]));
+        let mut seen = rendered(NAMESPACE, &["--set", &format!("{option}=true")]);
+        // Only the chart has hooks.
+        let of_hooks = seen.remove("NetworkPolicy gpunode-system/gpunode-hooks");
+        assert_eq!(of_hooks.is_some(), component == "network-policy");
+        assert_equal(&expected, &seen);
     }
 }
 
@@ -330,6 +334,38 @@ fn hooks_are_there_when_they_are_wanted_and_pull_their_image_with_the_same_secre
         assert_eq!(
             all[&format!("ServiceAccount gpunode-system/{account}")]["imagePullSecrets"][0]["name"],
             "registry"
+        );
+    }
+}
+
+#[test]
+#[ignore = "needs helm: make test"]
+fn hooks_keep_away_from_the_nodes_that_the_operator_avoids() {
+    let term = "operator.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms[0]";
+    let own = format!("{term}.matchExpressions[0].key=infra,{term}.matchExpressions[0].operator=Exists");
+    for arguments in [&[][..], &["--set", &own]] {
+        let arguments = [&["--set", "uninstall.restoreNodes=true"], arguments].concat();
+        let all = objects(&template(NAMESPACE, &arguments).unwrap()).unwrap();
+        let affinity = |object: &str, path: &str| all[object].pointer(path).cloned().unwrap_or_default();
+        let operator = affinity(
+            "Deployment gpunode-system/gpunode-operator",
+            "/spec/template/spec/affinity",
+        );
+        assert!(operator.is_object(), "{operator}");
+        assert_eq!(affinity("Pod gpunode-system/gpunode-test", "/spec/affinity"), operator);
+        assert_eq!(
+            affinity(
+                "Job gpunode-system/gpunode-restore-nodes",
+                "/spec/template/spec/affinity"
+            ),
+            operator
+        );
+        let pod = &all["Pod gpunode-system/gpunode-test"]["spec"];
+        let of_operator = &all["Deployment gpunode-system/gpunode-operator"]["spec"]["template"]["spec"];
+        assert_eq!(pod["tolerations"], of_operator["tolerations"]);
+        assert_eq!(
+            pod["containers"][0]["resources"],
+            of_operator["containers"][0]["resources"]
         );
     }
 }

@@ -1,4 +1,5 @@
-// Draws the dashboard of the address: ?dashboard=fleet&node=gpu-v100&from=SECONDS&to=SECONDS[&prometheus=http://...].
+// Draws the dashboard of the address: ?dashboard=fleet&node=gpu-v100&from=SECONDS&to=SECONDS[&row=TITLE][&prometheus=http://...], or one
+// row of it. Other parameters are values of its variables.
 // Ends with document.title "done", and the number of panels without data and with an error in #grid's data.
 'use strict';
 
@@ -46,7 +47,12 @@ function shown(value, { unit = 'short', decimals } = {}) {
     if (value === 0) return '0 s';
     if (size < 0.001) return `${fixed(value * 1e6, 0)} µs`;
     if (size < 1) return `${fixed(value * 1000, 1)} ms`;
-    return size < 120 ? `${fixed(value, 2)} s` : `${fixed(value / 60, 1)} min`;
+    if (size < 120) return `${fixed(value, 2)} s`;
+    return size < 3600 ? `${fixed(value / 60, 1)} min` : `${fixed(value / 3600, 1)} h`;
+  }
+  if (unit === 'bytes') {
+    const power = Math.min(4, Math.max(0, Math.floor(Math.log2(Math.abs(value) || 1) / 10)));
+    return power === 0 ? `${value} B` : `${fixed(value / 1024 ** power, 2)} ${'KMGT'[power - 1]}iB`;
   }
   const suffix = { ops: ' ops/s', wps: ' wr/s' }[unit] || '';
   if (Math.abs(value) >= 10000) return `${+(value / 1000).toFixed(1)} K${suffix}`;
@@ -105,11 +111,18 @@ const draw = {
       .filter((override) => override.matcher.options === renamed(name))
       .flatMap((override) => override.properties).find((found) => found.id === id)?.value;
     const table = element('table', {}, element('tr', {}, ...names.map((name) => element('th', { textContent: renamed(name) }))));
-    for (const row of rows.values()) {
+    const sorted = [...rows.values()];
+    for (const { displayName, desc } of panel.options.sortBy) {
+      const name = names.find((found) => renamed(found) === displayName);
+      sorted.sort((one, other) => (desc ? -1 : 1) * ((one[name] ?? -1) - (other[name] ?? -1)));
+    }
+    for (const row of sorted) {
       table.append(element('tr', {}, ...names.map((name) => {
         const cell = element('td', {});
         const links = property(name, 'links');
-        const text = row[name] === undefined ? '' : String(row[name]);
+        const unit = property(name, 'unit');
+        const value = unit ? shown(row[name] ?? NaN, { unit, decimals: property(name, 'decimals') }) : String(row[name]);
+        const text = row[name] === undefined ? '' : value;
         cell.append(links ? element('a', { href: '#', textContent: text }) : text);
         const steps = property(name, 'thresholds')?.steps;
         if (steps && property(name, 'custom.cellOptions')) cell.style.background = threshold(steps, row[name]);
@@ -163,21 +176,25 @@ const draw = {
         return [at, base, base + value];
       });
     }
+    lines.forEach((line, number) => { line.color = colors[number % colors.length]; });
+    const names = legends(lines);
+    body.append(names);
     const limit = custom.thresholdsStyle.mode === 'line' ? defaults.thresholds.steps.at(-1).value : null;
-    const [width, height, left, bottom] = [body.clientWidth, body.clientHeight - 18, 54, 16];
+    const [width, height, left, bottom] = [body.clientWidth, body.clientHeight - names.offsetHeight - 3, 54, 16];
     const [plotWidth, plotHeight] = [width - left - (lines.some((line) => line.right) ? 54 : 8), height - bottom - 6];
     const parts = [];
+    const unit = (right) => lines.find((line) => line.right === right)?.unit || defaults.unit;
     const scale = (right) => {
       const values = lines.filter((line) => line.right === right).flatMap((line) => line.points).filter(Boolean).map((point) => point[2]);
       const most = Math.max(...values, 0);
-      return nice(Math.max(most, defaults.max ?? 0, limit !== null && !right && most > limit / 3 ? limit : 0) || 1);
+      const whole = unit(right) === 's' && most > 120 ? 60 : 1;
+      return whole * nice((Math.max(most, defaults.max ?? 0, limit !== null && !right && most > limit / 3 ? limit : 0) || 1) / whole);
     };
     const tops = { false: scale(false), true: lines.some((line) => line.right) ? scale(true) : 1 };
     // Half a bar stands out on both sides.
     const inset = custom.drawStyle === 'bars' ? plotWidth / times.length / 2 : 0;
     const x = (at) => left + inset + (plotWidth - 2 * inset) * (at - range.from) / (range.to - range.from);
     const y = (value, right = false) => 6 + plotHeight * (1 - value / tops[right]);
-    const unit = (right) => lines.find((line) => line.right === right)?.unit || defaults.unit;
     for (const step of [0, 0.25, 0.5, 0.75, 1]) {
       const top = tops.false;
       // Axes of whole numbers have no halves.
@@ -192,8 +209,7 @@ const draw = {
       const clock = new Date(at * 1000).toISOString().slice(11, 16);
       parts.push(`<text x="${x(at)}" y="${height - 3}" text-anchor="middle">${clock}</text>`);
     }
-    lines.forEach((line, number) => {
-      line.color = colors[number % colors.length];
+    lines.forEach((line) => {
       const steps = custom.lineInterpolation === 'stepAfter';
       if (custom.drawStyle === 'bars' && !line.right) {
         const bar = Math.max(1, plotWidth / times.length - 1);
@@ -219,7 +235,6 @@ const draw = {
     });
     if (limit !== null && limit <= tops.false) parts.push(`<path d="M${left} ${y(limit)}H${left + plotWidth}" stroke="#f2495c" stroke-dasharray="5 4"/>`);
     body.insertAdjacentHTML('beforeend', `<svg width="${width}" height="${height}">${parts.join('')}</svg>`);
-    body.append(legends(lines));
     return false;
   },
 
@@ -293,6 +308,12 @@ async function main() {
       variables[variable.name] = 'default';
       continue;
     }
+    if (variable.type === 'custom') {
+      // All of them are times in seconds.
+      const value = variables[variable.name] = asked.get(variable.name) || variable.current.value;
+      bar.append(`${variable.label} `, element('b', { textContent: shown(Number(value), { unit: 's' }) }));
+      continue;
+    }
     const [, metric, label] = variable.query.query.match(/^label_values\((.+), *(\w+)\)$/);
     const values = (await query(`group by (${label}) (${metric})`, true)).map((series) => series.metric[label]).sort();
     variables[variable.name] = asked.get(variable.name) || values[0];
@@ -305,8 +326,16 @@ async function main() {
   let bottom = 0;
   const failed = [];
   const blank = [];
-  for (const panel of dashboard.panels) {
-    const { x, y, w, h } = panel.gridPos;
+  let panels = dashboard.panels;
+  if (asked.has('row')) {
+    const first = panels.findIndex((panel) => panel.type === 'row' && panel.title === asked.get('row'));
+    const next = panels.findIndex((panel, at) => panel.type === 'row' && at > first);
+    panels = panels.slice(first, next < 0 ? undefined : next);
+  }
+  const top = asked.has('row') ? panels[0].gridPos.y : 0;
+  for (const panel of panels) {
+    const { x, w, h } = panel.gridPos;
+    const y = panel.gridPos.y - top;
     const frame = element('div', { className: panel.type === 'row' ? 'row' : 'panel' });
     Object.assign(frame.style, { left: `${x * cell + 3}px`, top: `${y * 36}px`, width: `${w * cell - 6}px`, height: `${h * 36 - 6}px` });
     grid.append(frame);

@@ -107,14 +107,28 @@ impl Recording {
         let mut all = Vec::new();
         for (pod, recorded) in &self.pods {
             for (series, values) in &recorded.series {
-                let target = format!(
-                    "job=\"{JOB}\",namespace=\"gpunode-system\",node=\"{}\",pod=\"{pod}\"",
-                    recorded.node
-                );
                 let (name, labels) = series.split_once('{').unwrap_or((series, "}"));
-                let separator = if labels == "}" { "" } else { "," };
+                let mut text = String::new();
+                for (label, value) in [
+                    ("job", JOB),
+                    ("namespace", "gpunode-system"),
+                    ("node", &recorded.node),
+                    ("pod", pod),
+                ] {
+                    // `honorLabels`: a label of the metric comes before that of the target.
+                    let start = format!("{label}=\"");
+                    if !labels.starts_with(&start) && !labels.contains(&format!(",{start}")) {
+                        // Writing into a string cannot fail.
+                        let _ = write!(text, "{start}{value}\",");
+                    }
+                }
+                let text = if labels == "}" {
+                    text.trim_end_matches(',')
+                } else {
+                    &text
+                };
                 all.push(Series {
-                    name: format!("{name}{{{target}{separator}{labels}"),
+                    name: format!("{name}{{{text}{labels}"),
                     values: decode(values).with_context(|| format!("read the values of {series}"))?,
                 });
             }
@@ -287,6 +301,29 @@ fn decode(notation: &str) -> Result<Vec<Value>> {
 mod tests {
     use super::*;
     use Value::{Absent, Number, Stale};
+
+    #[test]
+    fn labels_of_a_metric_come_before_those_of_its_target() -> Result<()> {
+        let recorded = RecordedPod {
+            node: "n".to_owned(),
+            series: [("up", "1"), ("a{gpu=\"0\"}", "2"), ("b{pod=\"train\",gpu=\"0\"}", "3")]
+                .map(|(name, values)| (name.to_owned(), values.to_owned()))
+                .into(),
+        };
+        let recording = Recording {
+            pods: BTreeMap::from([("agent".to_owned(), recorded)]),
+            ..Recording::default()
+        };
+        let target = format!("job=\"{JOB}\",namespace=\"gpunode-system\",node=\"n\"");
+        let names: Vec<String> = recording.series()?.into_iter().map(|series| series.name).collect();
+        let expected = [
+            format!("a{{{target},pod=\"agent\",gpu=\"0\"}}"),
+            format!("b{{{target},pod=\"train\",gpu=\"0\"}}"),
+            format!("up{{{target},pod=\"agent\"}}"),
+        ];
+        assert_eq!(names, expected);
+        Ok(())
+    }
 
     #[test]
     fn values_are_the_same_after_they_were_written_and_read() -> Result<()> {

@@ -2,6 +2,7 @@
 
 use super::{node::NodeSummary, node_usage::NodeUsage};
 use futures::{AsyncReadExt as _, StreamExt as _, stream};
+use gpunode_config::is_dns_subdomain;
 use gpunode_crds::{AgentMode, GpuNode, UsageReport};
 use kube::{Client, ResourceExt, core::Request};
 use std::{io, time::Duration};
@@ -21,6 +22,10 @@ const ROLE: &str = "gpunode-usage-viewer";
 /// Error of reading the report of an agent.
 #[derive(Debug, thiserror::Error)]
 enum AgentReportError {
+    #[error(
+        "its status names a pod {0:?}, which cannot be; see who writes it: `kubectl get gpunode NODE --show-managed-fields -o yaml`"
+    )]
+    NoPodName(String),
     #[error("you may not read its agent through the API server; ask for the Role {ROLE} in namespace {0}")]
     Forbidden(String),
     #[error("pod {0} is gone, or its version does not report it")]
@@ -68,6 +73,10 @@ pub async fn read_usage(client: &Client, namespace: &str, nodes: &mut [NodeSumma
 
 /// Returns the report of an agent.
 async fn read(client: &Client, namespace: &str, pod: &str) -> Result<UsageReport, AgentReportError> {
+    // A node writes this name, and an administrator asks for it: a path in it would make a request of the node's choice.
+    if !is_dns_subdomain(pod) {
+        return Err(AgentReportError::NoPodName(pod.to_owned()));
+    }
     let pods = Request::new(format!("/api/v1/namespaces/{namespace}/pods"));
     let request = pods.get_subresource("proxy/usage", &format!("{pod}:{PORT}"))?;
     let stream = client.request_stream(request).await;
@@ -124,6 +133,8 @@ mod tests {
             gpu_node("n1", "DevicePlugin", &holder),
             gpu_node("n2", "DevicePlugin", &json!([])),
             gpu_node("n3", "Discovery", &holder),
+            // A node that would have somebody else make a request.
+            gpu_node("n4:8080/metrics?", "DevicePlugin", &holder),
         ];
         let mut nodes: Vec<NodeSummary> = gpu_nodes
             .iter()
@@ -156,7 +167,9 @@ mod tests {
         };
         let text = serde_json::to_string(&report()).expect("JSON");
         let (usage, asked) = told(move |_| (200, text.clone())).await;
-        assert_eq!(usage, [Some(NodeUsage::Report(report())), None, None]);
+        assert_eq!(usage[..3], [Some(NodeUsage::Report(report())), None, None]);
+        let refused = |usage: &NodeUsage| matches!(usage, NodeUsage::Unreadable { unreadable } if unreadable.contains("cannot be"));
+        assert!(usage[3].as_ref().is_some_and(refused), "{usage:?}");
         assert_eq!(asked, ["/api/v1/namespaces/g/pods/agent-n1:8081/proxy/usage"]);
     }
 

@@ -102,16 +102,22 @@ func run() error {
 	return http.Serve(listener, nil)
 }
 
-// Adds all series with the labels of their targets.
+// Adds all series with the labels of their targets. A label of the metric comes before that of the target: `honorLabels`.
 func (r recording) addTo(all *memory.Series) error {
 	for pod, recorded := range r.Pods {
-		target := fmt.Sprintf(`job="gpunode-system/gpunode",namespace="gpunode-system",node=%q,pod=%q`, recorded.Node, pod)
+		target := [][2]string{{"job", "gpunode-system/gpunode"}, {"namespace", "gpunode-system"}, {"node", recorded.Node}, {"pod", pod}}
 		for series, values := range recorded.Series {
-			name, labels, _ := strings.Cut(strings.TrimSuffix(series, "}"), "{")
-			if labels != "" {
-				labels = "," + labels
+			name, own, _ := strings.Cut(strings.TrimSuffix(series, "}"), "{")
+			var labels []string
+			for _, label := range target {
+				if !strings.Contains(","+own, ","+label[0]+`="`) {
+					labels = append(labels, fmt.Sprintf("%s=%q", label[0], label[1]))
+				}
 			}
-			if err := all.Add(fmt.Sprintf("%s{%s%s}", name, target, labels), values, time.Duration(r.Interval)*time.Second); err != nil {
+			if own != "" {
+				labels = append(labels, own)
+			}
+			if err := all.Add(fmt.Sprintf("%s{%s}", name, strings.Join(labels, ",")), values, time.Duration(r.Interval)*time.Second); err != nil {
 				return err
 			}
 		}

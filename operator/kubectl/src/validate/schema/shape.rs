@@ -8,6 +8,7 @@ use crate::{
 use gpunode_config::nearest_name;
 use regex::Regex;
 use serde_json::{Map, Value};
+use std::collections::HashMap;
 
 /// The problems in an object's values.
 #[derive(Default)]
@@ -15,6 +16,8 @@ pub struct ShapeCheck {
     pub problems: Vec<DocumentProblem>,
     /// Paths of values that are missing, too long or of another type. The API server then runs no rule (`hasBlockingErr`).
     pub misshapen: Vec<String>,
+    /// Compiled patterns: a list may have thousands of values of one pattern, and compilation takes longer than a match.
+    patterns: HashMap<String, Option<Regex>>,
 }
 
 impl ShapeCheck {
@@ -77,7 +80,9 @@ impl ShapeCheck {
             return;
         };
         // A test compiles every pattern, so none fails here.
-        if !Regex::new(pattern).is_ok_and(|pattern| pattern.is_match(text)) {
+        let compiled = self.patterns.entry(pattern.to_owned());
+        let compiled = compiled.or_insert_with(|| Regex::new(pattern).ok());
+        if !compiled.as_ref().is_some_and(|pattern| pattern.is_match(text)) {
             let wanted = pattern_words(path)
                 .map(|words| format!("is not {words}; it "))
                 .unwrap_or_default();
