@@ -84,7 +84,7 @@ fn list_pages(root: &Path, folder: &str, pages: &mut Vec<String>) -> Result<()> 
             if !GENERATED.contains(&name.as_str()) {
                 list_pages(root, &path, pages)?;
             }
-        } else if name.ends_with(".md") {
+        } else if Path::new(&name).extension().is_some_and(|extension| extension == "md") {
             pages.push(path);
         }
     }

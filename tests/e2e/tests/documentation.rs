@@ -3,6 +3,8 @@
 //!
 //! A command that cannot run here is in [`NOT_HERE`] with its reason, or another test runs it as it stands there.
 
+#![allow(clippy::print_stdout, reason = "a test")]
+
 use anyhow::{Context, Result, ensure};
 use gpunode_cluster::CUDA;
 use gpunode_e2e::{
@@ -470,6 +472,7 @@ fn read_all(lab: &Lab, reader: &mut PageReader<'_>) -> Result<()> {
     reader.read("docs/gitops.md", V100)?;
     reader.prepare("kubectl delete gpunodepolicies --all")?;
     reader.read("docs/mig.md", A100)?;
+    reader.prepare("kubectl label node gpu-a100 nvidia.com/gpu.deploy.dcgm- nvidia.com/gpu.deploy.dcgm-exporter-")?;
     // Nodes without the internet get the image of the quick starts here; its containers print nothing without NVIDIA's program.
     for node in lab.cluster().nodes() {
         node.ctr(["images", "tag", "--force", CUDA, QUICK_START_IMAGE])?;

@@ -29,6 +29,7 @@ mod mps_shares;
 mod nvml_wrapper_bugs;
 mod refusals;
 mod registration;
+mod reported_reasons;
 mod time_slicing;
 mod topology;
 mod usage;
