@@ -5,6 +5,7 @@
 //! | module | what it does |
 //! |---|---|
 //! | `evictor` | task: evicts holders of unhealthy devices |
+//! | `refusals` | refused evictions that people were told of |
 //! | `rejected_pods` | the rejected pods of the cluster |
 //! | `deleter` | task: deletes rejected pods while a policy wants that |
 //! | `drain_watcher` | task: tells when no pod is left that does not tolerate a new taint |
@@ -14,12 +15,14 @@ mod context;
 mod deleter;
 mod drain_watcher;
 mod evictor;
+mod refusals;
 mod rejected_pods;
 
 pub use context::PodContext;
 pub use deleter::RejectedPodDeleter;
 pub use drain_watcher::DrainWatcher;
 pub use evictor::PodEvictor;
+pub use refusals::AnnouncedRefusals;
 
 #[cfg(test)]
 mod tests;

@@ -15,7 +15,7 @@ use crate::{
     leader_election::{CacheState, CacheView, LeadershipOwner, LeaseDurations, guarded_client},
     memory::return_free_memory,
     metrics::OperatorMetrics,
-    pods::{DrainWatcher, PodContext, PodEvictor, RejectedPodDeleter},
+    pods::{AnnouncedRefusals, DrainWatcher, PodContext, PodEvictor, RejectedPodDeleter},
     reconcile::{IndexOwner, Reconciler, ReconcilerOutputs},
     run::lead::{LEAD_ENDS_WITHIN, LeadThread, WRITES_END_WITHIN},
     threads::RuntimeThread,
@@ -76,7 +76,7 @@ pub async fn run(args: OperatorArgs) -> Result<()> {
 
     let (message_sender, messages) = mpsc::channel(INDEX_MESSAGES);
     let (write_sender, write_requests) = mpsc::channel(MAX_PLANNED_URGENT_WRITES);
-    let (event_sender, events) = event_channel();
+    let (event_sender, events) = event_channel(metrics.clone());
     let (deletes_rejected_pods, is_deletion_wanted) = watch::channel(false);
     let (evictions, drains) = (Arc::new(WorkQueue::new()), Arc::new(WorkQueue::new()));
 
@@ -116,7 +116,8 @@ pub async fn run(args: OperatorArgs) -> Result<()> {
         messages: message_sender.clone(),
         written,
     };
-    let audit = AuditTrail::default();
+    let index_of_policies = index.clone();
+    let audit = AuditTrail::new(Box::new(move |name| index_of_policies.policy_reference(name)));
     let writer = ClusterWriter {
         client: guarded_client.clone(),
         namespace: args.namespace,
@@ -127,10 +128,8 @@ pub async fn run(args: OperatorArgs) -> Result<()> {
         writer,
         requests: write_requests,
     };
-    let index_of_policies = index.clone();
     let reporter = AuditReporter {
         trail: audit.clone(),
-        policies: Box::new(move |name| index_of_policies.policy_reference(name)),
         events: event_sender.clone(),
     };
     let context = PodContext {
@@ -140,6 +139,7 @@ pub async fn run(args: OperatorArgs) -> Result<()> {
         metrics: metrics.clone(),
         events: event_sender,
         audit: audit.clone(),
+        refusals: AnnouncedRefusals::default(),
     };
     let evictor = PodEvictor {
         context: context.clone(),

@@ -11,6 +11,10 @@ use std::{
 /// Folder of the host in which the kubelet has a link for each container, `POD_NAMESPACE_CONTAINER-ID.log`
 /// (`pkg/kubelet/kuberuntime/legacy.go`, `legacyContainerLogsDir`).
 const CONTAINER_LINKS: &str = "var/log/containers";
+/// Length to which the kubelet cuts the name of a link before `.log` (`logSymlink`).
+const LONGEST_LINK: usize = 251;
+/// Length of the beginning of an id that tells containers apart.
+const SHORT_ID: usize = 12;
 
 /// Folders and pods by which processes are known.
 #[derive(Clone, Copy, Debug)]
@@ -54,7 +58,8 @@ impl OwnerSearch<'_> {
         })
     }
 
-    /// Returns the name of a container, if several containers of its pod hold devices: only then it matters.
+    /// Returns the name of a container, if several containers of its pod hold devices: only then it matters. None too if the names of
+    /// the pod and its container leave no room for the id.
     fn container(&self, pod_uid: &str, id: &str) -> Option<String> {
         let of_pod = self.holders.iter().filter(|of| of.pod_uid.as_deref() == Some(pod_uid));
         let holders: BTreeSet<(&str, &str, &str)> = of_pod
@@ -72,7 +77,10 @@ impl OwnerSearch<'_> {
         }
         let links = self.host_root.join(CONTAINER_LINKS);
         let has_link = |(pod, namespace, container): &(&str, &str, &str)| {
-            fs::symlink_metadata(links.join(format!("{pod}_{namespace}_{container}-{id}.log"))).is_ok()
+            let name = format!("{pod}_{namespace}_{container}-{id}");
+            let cut = name.get(..LONGEST_LINK).unwrap_or(&name);
+            let has_id = cut.len() + id.len() >= name.len() + SHORT_ID;
+            has_id && fs::symlink_metadata(links.join(format!("{cut}.log"))).is_ok()
         };
         let found = holders.into_iter().find(has_link);
         found.map(|(_, _, container)| container.to_owned())
@@ -144,5 +152,33 @@ mod tests {
             [(1, true, None, false), (2, false, None, false), (3, true, None, false)]
         );
         assert_eq!(found(&[holder("two")], None)[0].2, None, "one container needs no name");
+    }
+
+    #[test]
+    fn links_of_long_names_are_as_short_as_the_kubelet_makes_them() {
+        let node = tempfile::tempdir().unwrap();
+        let links = node.path().join(CONTAINER_LINKS);
+        fs::create_dir_all(&links).unwrap();
+        for (length, expected) in [(200, Some("two")), (240, None)] {
+            let pod = "p".repeat(length);
+            let name = format!("{pod}_ml_two-{ID}");
+            symlink("/var/log/pods/nowhere", links.join(format!("{}.log", &name[..251]))).unwrap();
+            let holders = ["one", "two"].map(|container| UsageHolder {
+                holder: DeviceHolder {
+                    namespace: "ml".to_owned(),
+                    pod: pod.clone(),
+                    container: container.to_owned(),
+                    ..DeviceHolder::default()
+                },
+                pod_uid: Some(UID.to_owned()),
+            });
+            let search = OwnerSearch {
+                proc: node.path(),
+                host_root: node.path(),
+                mps_pod: None,
+                holders: &holders,
+            };
+            assert_eq!(search.container(UID, ID).as_deref(), expected, "{length}");
+        }
     }
 }

@@ -16,6 +16,7 @@ use crate::{
     kubelet::checkpoint::{self, CheckpointError},
     mps::supervisor_pod,
     runtime::blocking_thread::BlockingThread,
+    store::assignments::Assignments,
 };
 use gpunode_config::UsageConfig;
 use gpunode_crds::UsageReport;
@@ -41,7 +42,7 @@ use tokio::{
 };
 use tracing::info;
 
-/// Longest wait for the driver and the disk.
+/// Longest wait for the kubelet, and for the driver and the disk.
 const TIMEOUT: Duration = Duration::from_secs(30);
 /// Processes of this node, if this container has the host's PID namespace.
 const PROC: &str = "/proc";
@@ -93,6 +94,9 @@ pub struct UsageSampler {
     /// The last report.
     pub report: watch::Sender<Arc<UsageReport>>,
 }
+
+/// UIDs of the pods of shares, by resource and id.
+type PodsOfShares = BTreeMap<(String, String), String>;
 
 /// Result of a read.
 struct UsageRead {
@@ -167,7 +171,7 @@ impl UsageSampler {
         let hardware = self.hardware.borrow().clone();
         let inventory = hardware.as_deref().and_then(Hardware::answering);
         let devices = inventory.map(Device::all).ok_or(NoFigures::NoDriver)?;
-        let (observed, assigned) = self.manager.observed_shares().ok_or(NoFigures::HoldersUnknown)?;
+        let (pods, (observed, assigned)) = self.holders(thread).await?;
         let held: BTreeSet<&str> = observed.iter().flat_map(|of| &of.ids).map(|id| device_of(id)).collect();
         let gpus: BTreeSet<&str> = devices
             .iter()
@@ -188,7 +192,7 @@ impl UsageSampler {
             }
         } else {
             let (this, times) = (self.clone(), times.clone());
-            let read = thread.run(move || this.read_driver(&observed, &addresses, &times));
+            let read = thread.run(move || this.read_driver(&pods, &observed, &addresses, &times));
             timeout(TIMEOUT, read).await.map_err(|_| NoFigures::NoAnswer)???
         };
         let inputs = UsageInputs {
@@ -208,9 +212,29 @@ impl UsageSampler {
         })
     }
 
-    /// Reads the processes on these GPUs, then the pods of the shares: a pod has its devices before its first process. Blocks.
+    /// Reads the pods of shares, then asks the kubelet for the holders: what it told before may be about earlier pods.
+    async fn holders(
+        &self,
+        thread: &BlockingThread,
+    ) -> Result<(PodsOfShares, (Vec<ContainerShares>, Assignments)), NoFigures> {
+        let folder = self.device_plugin_dir.clone();
+        let read = thread.run(move || checkpoint::pods_of_shares(&folder));
+        let pods = timeout(TIMEOUT, read).await.map_err(|_| NoFigures::NoAnswer)???;
+        let (start, mut observed) = (Instant::now(), self.manager.observed());
+        self.manager.observe_now();
+        let fresh = observed.wait_for(|observed| observed.started >= Some(start));
+        if timeout(TIMEOUT, fresh).await.is_err() {
+            return Err(NoFigures::HoldersUnknown);
+        }
+        let shares = self.manager.observed_shares().ok_or(NoFigures::HoldersUnknown)?;
+        Ok((pods, shares))
+    }
+
+    /// Reads the processes on these GPUs, then the pods of the shares again, which were `pods` before: a pod has its devices before its
+    /// first process. Blocks.
     fn read_driver(
         &self,
+        pods: &PodsOfShares,
         observed: &[ContainerShares],
         addresses: &[GpuAddress],
         times: &Mutex<SampleTimes>,
@@ -223,7 +247,7 @@ impl UsageSampler {
         );
         let gpus = asked.ok_or(NoFigures::NoDriver)??;
         drop(times);
-        let pods = checkpoint::pods_of_shares(&self.device_plugin_dir)?;
+        let pods = held_throughout(pods, checkpoint::pods_of_shares(&self.device_plugin_dir)?);
         let holders = usage_holders(observed, &pods);
         let mps_pod = supervisor_pod(&self.mps_dir);
         let search = OwnerSearch {
@@ -235,6 +259,13 @@ impl UsageSampler {
         let owners = search.owners(&gpus);
         Ok(UsageRead { holders, gpus, owners })
     }
+}
+
+/// Returns the pods that held their shares from one read of the checkpoint to the other, so that holders and figures in between are
+/// theirs.
+fn held_throughout(before: &PodsOfShares, mut after: PodsOfShares) -> PodsOfShares {
+    after.retain(|share, pod| before.get(share) == Some(pod));
+    after
 }
 
 fn without_figures(reason: &NoFigures) -> UsageReport {
@@ -253,4 +284,58 @@ fn missing(report: &UsageReport) -> Option<String> {
     let reasons: BTreeSet<&str> = report.problem.as_deref().into_iter().chain(of_containers).collect();
     let reasons: Vec<&str> = reasons.into_iter().collect();
     (!reasons.is_empty()).then(|| reasons.join("; "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        devices::manager::DeviceManagerInputs,
+        driver::utilisation::Utilisation,
+        kubelet::podresources::tests::{Kubelet, serve},
+    };
+
+    #[tokio::test]
+    async fn the_kubelet_tells_the_holders_after_the_checkpoint_was_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let (driver_roots, health) = (DriverRoots::of_host(folder.path()), watch::Sender::default());
+        let manager = Arc::new(DeviceManager::new(DeviceManagerInputs {
+            roots: driver_roots.clone(),
+            mps_dir: folder.path().to_owned(),
+            utilisation: Utilisation::new(driver_roots.clone(), watch::channel(None).1),
+            node: None,
+            health: health.subscribe(),
+            cdi: watch::Sender::default().subscribe(),
+            metrics: AgentMetrics::new(),
+        }));
+        tokio::spawn(manager.clone().watch_holders(serve(folder.path(), Kubelet::Held)));
+        let mut observed = manager.observed();
+        let told_before = observed.wait_for(|observed| observed.started.is_some()).await;
+        let told_before = told_before.unwrap().started;
+        let sampler = UsageSampler {
+            driver_roots,
+            hardware: watch::channel(None).1,
+            health: health.subscribe(),
+            manager,
+            device_plugin_dir: folder.path().to_owned(),
+            mps_dir: folder.path().to_owned(),
+            config: watch::Sender::default().subscribe(),
+            metrics: AgentMetrics::new(),
+            report: reports(),
+        };
+        let (_, (shares, _)) = sampler.holders(&BlockingThread::default()).await.unwrap();
+        assert!(observed.borrow().started > told_before);
+        assert_eq!(shares[0].pod, "train");
+    }
+
+    #[test]
+    fn a_share_that_goes_from_pod_to_pod_during_a_read_has_none() {
+        let pods = |pods: [&str; 2]| -> PodsOfShares {
+            let shares = ["GPU-0", "GPU-1"].map(|id| ("nvidia.com/gpu".to_owned(), id.to_owned()));
+            shares.into_iter().zip(pods.map(str::to_owned)).collect()
+        };
+        let held = held_throughout(&pods(["a", "b"]), pods(["a", "c"]));
+        assert_eq!(held.into_values().collect::<Vec<_>>(), ["a"]);
+        assert!(held_throughout(&PodsOfShares::new(), pods(["a", "b"])).is_empty());
+    }
 }

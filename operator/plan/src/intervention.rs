@@ -20,7 +20,7 @@ pub enum InterventionCause {
 /// One thing that a write took away.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Intervention {
-    /// Policy that wants it; none for GPU labels, which gpunode writes by itself.
+    /// Policy that wants it; none for what gpunode writes by itself: GPU labels, and values that it gives back.
     pub policy: Option<String>,
     /// Reason for the write.
     pub cause: InterventionCause,

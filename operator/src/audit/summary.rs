@@ -2,6 +2,7 @@
 
 use gpunode_crds::Reason;
 use gpunode_plan::{Intervention, InterventionCause};
+use k8s_openapi::api::core::v1::ObjectReference;
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
@@ -17,10 +18,12 @@ const LONGEST: Duration = Duration::from_mins(1);
 const MAX_NAMES: usize = 3;
 
 /// Interventions for one policy and cause.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct AuditSummary {
-    /// Policy; none for GPU labels.
+    /// Policy; none for what gpunode writes by itself.
     pub policy: Option<String>,
+    /// The policy as it was at the first intervention; none if it was gone.
+    pub about: Option<ObjectReference>,
     pub cause: InterventionCause,
     /// Number of interventions.
     pub count: u64,
@@ -75,7 +78,7 @@ impl fmt::Display for AuditSummary {
         match self.cause {
             InterventionCause::TakenOver => write!(f, "took over {subjects} on {nodes} from another owner"),
             InterventionCause::Restored => write!(f, "restored {subjects} on {nodes}, which somebody else had changed"),
-            InterventionCause::EvictingTaint => write!(f, "added {subjects}, which evicts pods, to {nodes}"),
+            InterventionCause::EvictingTaint => write!(f, "set {subjects}, which evicts pods, on {nodes}"),
             InterventionCause::BrokenDevice => write!(f, "evicted {pods} from broken GPUs of {nodes}"),
             InterventionCause::GpuChange => write!(f, "evicted {pods} from GPUs of {nodes} that change"),
             InterventionCause::RejectedPod => write!(f, "deleted {pods} that had been rejected by {nodes}"),
@@ -111,12 +114,13 @@ impl OpenSummary {
 }
 
 impl OpenSummaries {
-    /// Adds an intervention on a node.
-    pub fn add(&mut self, node: &str, intervention: Intervention, now: Instant) {
+    /// Adds an intervention on a node, and returns its summary.
+    pub fn add(&mut self, node: &str, intervention: Intervention, now: Instant) -> &mut AuditSummary {
         let Intervention { policy, cause, subject } = intervention;
         let open = self.0.entry((policy.clone(), cause)).or_insert_with(|| OpenSummary {
             summary: AuditSummary {
                 policy,
+                about: None,
                 cause,
                 count: 0,
                 nodes: BTreeSet::new(),
@@ -132,6 +136,7 @@ impl OpenSummaries {
             summary.nodes.insert(node.to_owned());
         }
         summary.subjects.insert(subject);
+        summary
     }
 
     /// Removes the summaries that end until `now`, and returns them.

@@ -2,23 +2,36 @@
 
 use crate::audit::summary::{AuditSummary, OpenSummaries};
 use gpunode_plan::Intervention;
+use k8s_openapi::api::core::v1::ObjectReference;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::{
     sync::Notify,
     time::{Instant, sleep_until},
 };
 
+/// Returns a reference to the policy of a name; none if it is gone.
+pub type PolicyLookup = Box<dyn Fn(&str) -> Option<ObjectReference> + Send + Sync>;
+
 /// Takes interventions from tasks that write. Its size is bounded by policies, causes, nodes, and the pods that are evicted in a minute.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub struct AuditTrail(Arc<SharedTrail>);
 
-#[derive(Default)]
 struct SharedTrail {
+    policies: PolicyLookup,
     open: Mutex<OpenSummaries>,
     grown: Notify,
 }
 
 impl AuditTrail {
+    /// A trail without interventions.
+    pub fn new(policies: PolicyLookup) -> Self {
+        Self(Arc::new(SharedTrail {
+            policies,
+            open: Mutex::default(),
+            grown: Notify::new(),
+        }))
+    }
+
     /// Adds what a write took away on a node.
     pub fn add(&self, node: &str, interventions: impl IntoIterator<Item = Intervention>) {
         let mut interventions = interventions.into_iter().peekable();
@@ -29,7 +42,10 @@ impl AuditTrail {
         for intervention in interventions {
             let Intervention { policy, cause, subject } = &intervention;
             tracing::debug!(node, policy, ?cause, subject, "took something away from somebody");
-            open.add(node, intervention, now);
+            let summary = open.add(node, intervention, now);
+            if summary.count == 1 {
+                summary.about = summary.policy.as_deref().and_then(&self.0.policies);
+            }
         }
         self.0.grown.notify_one();
     }

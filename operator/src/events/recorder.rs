@@ -95,7 +95,8 @@ mod tests {
             let response = Response::new(Body::from(event.as_bytes().to_vec()));
             async { Ok::<_, Infallible>(response) }
         });
-        let (sender, events) = event_channel();
+        let metrics = Arc::new(OperatorMetrics::new());
+        let (sender, events) = event_channel(metrics.clone());
         for node in 0..20 {
             let message = format!("node {node} is not ready");
             sender.send(OperatorEvent::of_gone_policy("p", Reason::InvalidSpec, message));
@@ -104,7 +105,7 @@ mod tests {
             client: Client::new(service, "ns"),
             identity: "me".to_owned(),
             leadership: Leadership::until(Instant::now() + TIMEOUT),
-            metrics: Arc::new(OperatorMetrics::new()),
+            metrics,
             events,
         };
         assert!(timeout(TIMEOUT, recorder.run()).await.is_err(), "more may come");

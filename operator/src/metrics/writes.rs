@@ -65,6 +65,7 @@ pub struct WriteMetrics {
     errors: Family<KindLabel, Counter>,
     planning: Family<KindLabel, Histogram, fn() -> Histogram>,
     reconciling: Family<KindLabel, Histogram, fn() -> Histogram>,
+    events_dropped: Counter,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -90,6 +91,7 @@ impl WriteMetrics {
             errors: Family::default(),
             planning: Family::new_with_constructor((|| Histogram::new(PLANNING_BUCKETS)) as fn() -> Histogram),
             reconciling: Family::new_with_constructor((|| Histogram::new(RECONCILE_BUCKETS)) as fn() -> Histogram),
+            events_dropped: Counter::default(),
         };
         registry.register(
             "reconciles",
@@ -118,6 +120,11 @@ impl WriteMetrics {
             Unit::Seconds,
             metrics.reconciling.clone(),
         );
+        registry.register(
+            "events_dropped",
+            "Events that were dropped because too many waited",
+            metrics.events_dropped.clone(),
+        );
         metrics
     }
 
@@ -130,6 +137,11 @@ impl WriteMetrics {
     pub fn ended(&self, kind: WorkKind, outcome: WriteOutcome) {
         let result = outcome.as_str();
         self.writes.get_or_create(&WriteLabels { kind, result }).inc();
+    }
+
+    /// Counts an event that is dropped because too many wait.
+    pub fn event_dropped(&self) {
+        self.events_dropped.inc();
     }
 
     /// Counts a failed reconcile.

@@ -5,6 +5,7 @@ use crate::{
     events::{OperatorEvent, OperatorEventSender},
     leader_election::Leadership,
     metrics::{OperatorMetrics, WorkKind, WriteOutcome},
+    pods::refusals::AnnouncedRefusals,
     reconcile::IndexReader,
     work_queue::WorkResult,
 };
@@ -42,6 +43,7 @@ pub struct PodContext {
     pub metrics: Arc<OperatorMetrics>,
     pub events: OperatorEventSender,
     pub audit: AuditTrail,
+    pub refusals: AnnouncedRefusals,
 }
 
 impl PodContext {

@@ -47,6 +47,9 @@ impl PodEvictor {
             leadership.acquired().await;
             let key = self.queue.next().await;
             let result = evict(&self.context, &key).await;
+            if result == WorkResult::Done {
+                self.context.refusals.remove(&key);
+            }
             self.queue.done(key, result);
         }
     }
@@ -82,7 +85,9 @@ pub async fn evict(context: &PodContext, key: &EvictionKey) -> WorkResult {
             context.metrics.writes.ended(WorkKind::Pod, WriteOutcome::Refused);
             tracing::debug!(%node, %pod, code = status.code, status.message, "the API server refused an eviction");
             let message = refused_text(node, &eviction, &status.message);
-            context.announce(reference, node, Reason::EvictionRefused, message);
+            if context.refusals.put(key, reference.uid.as_ref(), &message) {
+                context.announce(reference, node, Reason::EvictionRefused, message);
+            }
             after_refusal(&eviction.cause)
         }
         Err(result) => result,

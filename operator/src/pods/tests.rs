@@ -79,10 +79,10 @@ impl Scene {
             paths: HostPaths::default(),
         };
         let (owned_index, index) = IndexOwner::new(ClusterIndex::new(pods, true));
-        let (event_sender, events) = event_channel();
+        let metrics = Arc::new(OperatorMetrics::new());
+        let (event_sender, events) = event_channel(metrics.clone());
         let (deletes_rejected_pods, is_deletion_wanted) = watch::channel(false);
         let (evictions, drains) = (Arc::new(WorkQueue::new()), Arc::new(WorkQueue::new()));
-        let metrics = Arc::new(OperatorMetrics::new());
         let outputs = ReconcilerOutputs {
             writes: mpsc::channel(1).0,
             events: event_sender.clone(),
@@ -118,7 +118,8 @@ impl Scene {
             leadership: Leadership::until(Instant::now() + LEASE_DURATION),
             metrics,
             events: event_sender,
-            audit: AuditTrail::default(),
+            audit: AuditTrail::new(Box::new(|_| None)),
+            refusals: AnnouncedRefusals::default(),
         };
         Self {
             reconciler,

@@ -78,7 +78,7 @@ impl Scene {
                 messages: sender,
                 written,
             },
-            audit: AuditTrail::default(),
+            audit: AuditTrail::new(Box::new(|_| None)),
         };
         Self {
             index,

@@ -36,7 +36,7 @@ pub enum DriverError {
         needed: u64,
     },
     /// The library cannot be loaded or started.
-    #[error("initialise NVML from {path}: {source}; is the driver loaded, and are its device nodes in this container?")]
+    #[error("initialise NVML from {path}: {source}; {}", next_step(source))]
     Initialise {
         /// The library.
         path: PathBuf,
@@ -94,6 +94,16 @@ impl DriverError {
             Self::SetComputeMode { .. } => Some("nvmlDeviceSetComputeMode"),
             Self::Open { .. } | Self::NotElf { .. } | Self::Incomplete { .. } | Self::NotNvml { .. } => None,
         }
+    }
+}
+
+/// Returns what helps against an NVML that does not start.
+fn next_step(error: &NvmlError) -> &'static str {
+    match error {
+        NvmlError::LibRmVersionMismatch => {
+            "the kernel has modules of another version than this library; reboot the node, or load the modules anew"
+        }
+        _ => "is the driver loaded, and are its device nodes in this container?",
     }
 }
 

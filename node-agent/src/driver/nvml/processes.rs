@@ -53,6 +53,9 @@ pub fn processes(
     Ok(found)
 }
 
+/// Time by which a sample may be ahead of the system's clock, in microseconds.
+const AHEAD: u64 = 1_000_000;
+
 /// Times of the last samples of SM use, by UUID of the GPU: microseconds of the system's clock.
 pub type SampleTimes = BTreeMap<String, u64>;
 
@@ -107,7 +110,8 @@ fn compute_and_others(device: &Device<'_>) -> Result<Vec<ListedProcess>, FailedC
 /// (<https://github.com/Syllo/nvtop/issues/110>): of another time, or with more than everything.
 fn samples(device: &Device<'_>, time: &mut u64) -> Result<Vec<SmSample>, NvmlError> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    if u128::from(*time) > now.as_micros() {
+    let now = u64::try_from(now.as_micros()).unwrap_or(u64::MAX);
+    if *time > now {
         // The clock was set back: no sample would come after the last one.
         *time = 0;
     }
@@ -121,8 +125,14 @@ fn samples(device: &Device<'_>, time: &mut u64) -> Result<Vec<SmSample>, NvmlErr
         Err(NvmlError::NotFound) => Vec::new(),
         answer => answer?,
     };
-    let means_something = |of: &ProcessUtilizationSample| of.pid > 0 && of.timestamp > since && of.sm_util <= 100;
-    // The newest of each process.
+    Ok(newest_samples(answer, time, now))
+}
+
+/// Returns the newest sample of each process after `time`, which becomes that of the newest, and until `now`.
+fn newest_samples(answer: Vec<ProcessUtilizationSample>, time: &mut u64, now: u64) -> Vec<SmSample> {
+    let times = time.saturating_add(1)..=now.saturating_add(AHEAD);
+    let means_something =
+        |of: &ProcessUtilizationSample| of.pid > 0 && times.contains(&of.timestamp) && of.sm_util <= 100;
     let mut found: BTreeMap<u32, (u64, u32)> = BTreeMap::new();
     for of in answer.into_iter().filter(means_something) {
         let newest = found.entry(of.pid).or_default();
@@ -130,7 +140,7 @@ fn samples(device: &Device<'_>, time: &mut u64) -> Result<Vec<SmSample>, NvmlErr
         *time = (*time).max(of.timestamp);
     }
     let sample = |(pid, (_, percent)): (u32, (u64, u32))| SmSample { pid, percent };
-    Ok(found.into_iter().map(sample).collect())
+    found.into_iter().map(sample).collect()
 }
 
 fn listed(device: &Device<'_>) -> impl Iterator<Item = ProcessInfo> {
@@ -178,5 +188,33 @@ fn or_earlier(
     match list {
         Err(error) if is_missing(&error) => earlier(),
         list => list,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn samples_of_a_time_to_come_mean_nothing() {
+        let sample = |pid, timestamp| ProcessUtilizationSample {
+            pid,
+            timestamp,
+            sm_util: 40,
+            mem_util: 0,
+            enc_util: 0,
+            dec_util: 0,
+        };
+        let (mut time, now) = (5, 9_000_000);
+        let answer = vec![
+            sample(1, 5),
+            sample(2, 6),
+            sample(3, now + AHEAD),
+            sample(4, now + AHEAD + 1),
+            sample(5, u64::MAX),
+        ];
+        let found = newest_samples(answer, &mut time, now);
+        assert_eq!(found.iter().map(|of| of.pid).collect::<Vec<_>>(), [2, 3]);
+        assert_eq!(time, now + AHEAD);
     }
 }

@@ -108,14 +108,14 @@ pub fn claim<K: Ord + Clone>(
             decide_conceded(actual, conceded, desired, restores, now)
         } else if let Some(value) = recorded.owned.get(key) {
             match recorded.before.get(key) {
-                Some(before) if !desired.take_over => KeyDecision::GivenBack { before: before.clone() },
+                Some(before) if desired.taker.is_none() => KeyDecision::GivenBack { before: before.clone() },
                 _ => decide_owned(actual, value, desired, restores, now),
             }
         } else {
             match actual {
                 None => KeyDecision::Owned { restores: Vec::new() },
                 Some(actual) if *actual == desired.value => KeyDecision::Foreign,
-                Some(actual) if desired.take_over => {
+                Some(actual) if desired.taker.is_some() => {
                     recorded.before.insert(key.clone(), actual.clone());
                     KeyDecision::Owned { restores: Vec::new() }
                 }
@@ -171,7 +171,7 @@ pub fn released<K: Ord + Clone>(
     let is_wanted = |key: &K| {
         desired
             .get(key)
-            .is_some_and(|desired| desired.take_over || !recorded.before.contains_key(key))
+            .is_some_and(|desired| desired.taker.is_some() || !recorded.before.contains_key(key))
     };
     let changed = recorded
         .owned
@@ -194,7 +194,7 @@ pub fn retaken<K: Ord + Clone>(
     now: Timestamp,
 ) -> Vec<(K, Option<String>)> {
     let retaken = |(key, conceded): (&K, &ConcededKey)| {
-        let desired = desired.get(key).filter(|desired| desired.take_over)?;
+        let desired = desired.get(key).filter(|desired| desired.taker.is_some())?;
         let actual = current.get(key);
         let restores = recorded.restored.get(key).map(Vec::as_slice).unwrap_or_default();
         let is_recorded = actual == Some(&desired.value) || actual == recorded.before.get(key);

@@ -17,8 +17,8 @@ pub struct DesiredValue {
     pub value: String,
     /// All policies that want this value, by priority.
     pub policies: Vec<String>,
-    /// True if one of them takes over keys that somebody else owns.
-    pub take_over: bool,
+    /// The first of them that takes over keys that somebody else owns.
+    pub taker: Option<String>,
     /// The first of them, as `NAME@GENERATION`.
     pub winner: String,
     priority: i32,
@@ -142,7 +142,7 @@ where
                 disagreement.values.insert(policy.name.clone(), value.to_owned());
             } else if is_agreed && !disputed.contains_key(&key) {
                 winner.policies.push(policy.name.clone());
-                winner.take_over |= policy.takes_over;
+                winner.taker = winner.taker.take().or_else(|| taker(policy));
             } else {
                 overridden.extend(winner.policies.first().map(|by| OverriddenKey {
                     policy: policy.name.clone(),
@@ -224,6 +224,10 @@ pub fn sum_of_overridden(policy: &Policy, overridden: &[OverriddenKey]) -> Optio
     })
 }
 
+fn taker(policy: &Policy) -> Option<String> {
+    policy.takes_over.then(|| policy.name.clone())
+}
+
 /// Describes a device plugin so that two of them can be told apart.
 fn description(policy: &Policy) -> String {
     let Some(plugin) = &policy.device_plugin else {
@@ -244,7 +248,7 @@ impl DesiredValue {
         Self {
             value: value.to_owned(),
             policies: vec![policy.name.clone()],
-            take_over: policy.takes_over,
+            taker: taker(policy),
             winner: format!("{}@{}", policy.name, policy.generation.unwrap_or(0)),
             priority: policy.priority,
         }
@@ -255,7 +259,7 @@ impl DesiredValue {
         Self {
             value: value.to_owned(),
             policies: policies.to_vec(),
-            take_over: was_taken_over,
+            taker: was_taken_over.then(|| policies.join("+")),
             winner: policies.join("+"),
             priority: 0,
         }
@@ -267,7 +271,7 @@ impl DesiredValue {
             || Self {
                 value: value.to_owned(),
                 policies: Vec::new(),
-                take_over: false,
+                taker: None,
                 winner: String::new(),
                 priority: 0,
             },

@@ -377,7 +377,7 @@ impl<'a> DesiredNode<'a> {
             leaving: leaving.into_iter().map(|(name, (_, end))| (name, end)).collect(),
             // One patch at a time: each changes the version that guards the other.
             status_patch: claims.status_patch(&stale, context).filter(|_| patch.is_none()),
-            interventions: claims.interventions(node, &self.labels, &self.taints),
+            interventions: claims.interventions(&self.labels, &self.taints),
             patch,
             gpu_node: if self.waits && change.gives_configuration() {
                 ended_drain(context)

@@ -73,33 +73,39 @@ impl NodeClaims<'_> {
         stale_resources_patch(context.node, &stale.remove, record.as_deref())
     }
 
-    /// Returns what the patch takes away from somebody: values of others that it replaces, and pods that new taints evict.
+    /// Returns what the patch takes away from somebody: values of others that it replaces, and pods that taints evict.
     pub fn interventions(
         &self,
-        node: &NodeFacts,
         labels: &BTreeMap<String, DesiredValue>,
         taints: &BTreeMap<TaintKey, DesiredValue>,
     ) -> Vec<Intervention> {
-        let intervention = |key: ConflictKey, cause: InterventionCause, desired: Option<&DesiredValue>| Intervention {
-            policy: desired.and_then(|desired| desired.policies.first().cloned()),
+        let intervention = |key: ConflictKey, cause, is_taken: bool, desired: Option<&DesiredValue>| Intervention {
+            policy: desired.and_then(|desired| {
+                if is_taken {
+                    desired.taker.clone()
+                } else {
+                    desired.policies.first().cloned()
+                }
+            }),
             cause,
             subject: key.to_string(),
         };
+        let is_taken = |cause: &InterventionCause| *cause == InterventionCause::TakenOver;
         let of_labels = self.labels.interventions.iter().map(|(key, cause)| {
             let label = ConflictKey::Label(key.clone());
-            intervention(label, *cause, labels.get(key))
+            intervention(label, *cause, is_taken(cause), labels.get(key))
         });
         let of_taints = self.taints.interventions.iter().map(|(id, cause)| {
             let taint = ConflictKey::Taint(id.clone());
-            intervention(taint, *cause, taints.get(id))
+            intervention(taint, *cause, is_taken(cause), taints.get(id))
         });
-        let evicting = self.taints.set.keys().filter(|id| {
-            let is_new = !node.taints.iter().any(|taint| taint.id == **id);
-            is_new && id.effect == TaintEffect::NoExecute.as_str()
-        });
+        // Another value evicts the pods that tolerate only the present one.
+        let evicting = self.taints.set.keys();
+        let evicting = evicting.filter(|id| id.effect == TaintEffect::NoExecute.as_str());
         let evicting = evicting.map(|id| {
             let taint = ConflictKey::Taint(id.clone());
-            intervention(taint, InterventionCause::EvictingTaint, taints.get(id))
+            let is_taken = self.taints.interventions.get(id).is_some_and(is_taken);
+            intervention(taint, InterventionCause::EvictingTaint, is_taken, taints.get(id))
         });
         of_labels.chain(of_taints).chain(evicting).collect()
     }

@@ -118,6 +118,42 @@ fn a_new_taint_that_evicts_pods_is_an_intervention() {
 }
 
 #[test]
+fn a_new_value_of_a_taint_that_evicts_pods_is_an_intervention() {
+    let mut world = World::sample();
+    let tainted = |value: &str| {
+        let taint = format!("{{key: dedicated, value: {value}, effect: NoExecute}}");
+        policy("taker", &format!("{{nodeSelector: {{}}, taints: [{taint}]}}"))
+    };
+    world.converge(&[tainted("a")]);
+    assert_eq!(
+        interventions(&world, &[tainted("b")]),
+        [intervention(
+            InterventionCause::EvictingTaint,
+            "taint dedicated:NoExecute"
+        )]
+    );
+    world.converge(&[tainted("b")]);
+    assert_eq!(interventions(&world, &[tainted("b")]), []);
+}
+
+#[test]
+fn the_policy_that_takes_over_is_named_and_not_one_of_higher_priority_that_does_not() {
+    let other = json!({"key": "other", "effect": "NoExecute", "value": "theirs"});
+    let world = World::new(&json!({"team": "theirs"}), &json!([other]), &json!({}));
+    let spec = "labels: {team: ours}, taints: [{key: other, value: ours, effect: NoExecute}]";
+    let of = |name: &str, fields: &str| policy(name, &format!("{{nodeSelector: {{}}, {fields}, {spec}}}"));
+    let policies = [of("prod", "priority: 10"), of("taker", "onConflict: TakeOver")];
+    assert_eq!(
+        interventions(&world, &policies),
+        [
+            intervention(InterventionCause::TakenOver, "label team"),
+            intervention(InterventionCause::TakenOver, "taint other:NoExecute"),
+            intervention(InterventionCause::EvictingTaint, "taint other:NoExecute"),
+        ]
+    );
+}
+
+#[test]
 fn a_taint_without_a_value_is_given_back_without_one() {
     let taints = json!([{"key": "other", "effect": "NoSchedule"}]);
     let mut world = World::new(&json!({}), &taints, &json!({}));

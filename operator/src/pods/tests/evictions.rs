@@ -86,10 +86,34 @@ async fn budget_is_respected_and_an_event_says_what_the_eviction_waits_for() {
         "{pauses:?}"
     );
     let message = "waits for eviction from node n: it holds GPU-0, which is broken: XID 79; the API server refuses so far: Cannot evict";
-    assert_eq!(
-        scene.pod_events().first(),
-        Some(&("EvictionRefused".to_owned(), message.to_owned()))
-    );
+    assert_eq!(scene.pod_events(), [("EvictionRefused".to_owned(), message.to_owned())]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn refusal_is_told_again_with_another_text_and_before_the_api_server_forgets_it() {
+    let text = Arc::new(Mutex::new("one budget"));
+    let answered = text.clone();
+    let mut scene = Scene::new(EVICTS, UNHEALTHY, move |method| {
+        let mut refusal = status(429, "TooManyRequests");
+        refusal["message"] = json!(*answered.lock().unwrap());
+        if *method == Method::GET {
+            (200, pod("2026-01-01T09:00:00Z"))
+        } else {
+            (429, refusal)
+        }
+    });
+    let key = next(&scene).await;
+    for (after, answer, count) in [
+        (0, "one budget", 1),
+        (10, "one budget", 0),
+        (10, "two budgets", 1),
+        (1800, "two budgets", 1),
+    ] {
+        tokio::time::advance(Duration::from_secs(after)).await;
+        *text.lock().unwrap() = answer;
+        evict(&scene.context, &key).await;
+        assert_eq!(scene.pod_events().len(), count, "{after} {answer}");
+    }
 }
 
 #[tokio::test(start_paused = true)]

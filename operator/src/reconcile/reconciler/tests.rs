@@ -40,14 +40,15 @@ impl Scene {
         };
         let (index, _) = IndexOwner::new(ClusterIndex::new(pods, true));
         let (write_sender, writes) = mpsc::channel(MAX_PLANNED_URGENT_WRITES);
+        let metrics = Arc::new(OperatorMetrics::new());
         let outputs = ReconcilerOutputs {
             writes: write_sender,
-            events: event_channel().0,
+            events: event_channel(metrics.clone()).0,
             evictions: Arc::new(WorkQueue::new()),
             drains: Arc::new(WorkQueue::new()),
             deletes_rejected_pods: watch::channel(false).0,
         };
-        let mut reconciler = Reconciler::new(index, outputs, Arc::new(OperatorMetrics::new()));
+        let mut reconciler = Reconciler::new(index, outputs, metrics);
         let policy = GpuNodePolicy::new("p", serde_json::from_value(policy.clone()).unwrap());
         for message in [
             IndexMessage::list(IndexMessage::Policies, vec![policy.into()]),

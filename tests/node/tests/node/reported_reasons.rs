@@ -54,8 +54,8 @@ fn compile(source: &str, library: &Path) -> Result<()> {
 #[tokio::test]
 async fn a_driver_that_does_not_start_is_reported_with_what_it_answers() -> Result<()> {
     for words in [
-        "RM detects a driver/library version mismatch",
-        "NVIDIA driver is not loaded",
+        "RM detects a driver/library version mismatch; the kernel has modules of another version than this library; reboot the node",
+        "NVIDIA driver is not loaded; is the driver loaded",
     ] {
         let node = Node::with_t4()?;
         if words.contains("mismatch") {
