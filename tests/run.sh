@@ -98,12 +98,12 @@ e2e() {
 e2e_agents() {
   # shellcheck disable=SC2086 # several filters
   stage "agents and nodes that fail" on_cluster cluster $on_agents
+  stage "commands of the documentation" on_cluster documentation --nocapture
 }
 e2e_removal() {
   # First, because it waits for the kubelet's five minutes too.
   stage "removal and uninstallation" on_cluster uninstall
   stage "installation with Helm" on_cluster helm
-  stage "commands of the documentation" on_cluster documentation --nocapture
   # Begun first and awaited last: the operator waits for two minutes.
   stage "a DRA driver: its GPUs" on_cluster cluster dra::gpus_of_a_dra_driver
   stage "devices that are files" on_cluster cluster companions::

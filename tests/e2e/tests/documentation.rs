@@ -24,16 +24,18 @@ use tempfile::TempDir;
 const MAX_SECONDS: u32 = 180;
 
 /// Policies that the pages apply.
-const POLICIES: [&str; 9] = [
+const POLICIES: [&str; 11] = [
     "quick-start",
-    "training",
-    "inference",
     "first",
     "second",
+    "training",
     "rdma",
     "t4-time-slicing",
     "v100-reserved",
     "a100-mig",
+    "inference-gpus",
+    "research-gpus",
+    "training-gpus",
 ];
 
 /// Pages, and beginnings of commands, that do not run here, with the reason. A page begins with `docs/`.

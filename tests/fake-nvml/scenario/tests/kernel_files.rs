@@ -115,12 +115,17 @@ impl Node {
     }
 }
 
+/// Waits until what is seen is `expected`. A look that finds it is enough: the next one may come while a file is being written.
 fn await_equal<T: PartialEq + fmt::Debug>(seen: impl Fn() -> T, expected: &T) {
     let end = Instant::now() + LIMIT;
-    while seen() != *expected && Instant::now() < end {
+    loop {
+        let now = seen();
+        if now == *expected {
+            return;
+        }
+        assert!(Instant::now() < end, "expected {expected:?}, seen last {now:?}");
         thread::sleep(Duration::from_millis(2));
     }
-    assert_eq!(seen(), *expected);
 }
 
 /// Ends the thread that follows a node also when a check fails: its scope waits for it.
