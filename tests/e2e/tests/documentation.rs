@@ -12,10 +12,9 @@ use gpunode_e2e::{
 };
 use serde_json::Value;
 use std::{
-    env, fs,
+    fs,
     os::unix::fs::{PermissionsExt, symlink},
     path::PathBuf,
-    process::{Command, Stdio},
     time::{Duration, Instant},
 };
 use tempfile::TempDir;
@@ -229,23 +228,10 @@ impl<'a> PageReader<'a> {
 
     /// Runs a command with the programs of the cluster first in `PATH`; gives its exit code, what it printed, and its errors.
     fn shell(&self, command: &str) -> Result<(Option<i32>, String, String)> {
-        let programs = Lab::repository().join("target/cluster/bin").canonicalize()?;
-        let path = env::var("PATH").context("read PATH")?;
-        let path = format!(
-            "{}:{}:{path}",
-            self.root.path().join("bin").display(),
-            programs.display()
-        );
-        let output = Command::new("timeout")
-            .args([&MAX_SECONDS.to_string(), "bash", "-c", command])
-            .current_dir(self.folder())
-            .env("PATH", path)
-            .env("KUBECONFIG", self.lab.cluster().kubeconfig().canonicalize()?)
-            .env("KUBECACHEDIR", self.root.path().join("kubectl-cache"))
-            .env("KUBERC", "off")
-            .stdin(Stdio::null())
-            .output()
-            .with_context(|| format!("start {command}"))?;
+        // In a file, so that no quotes are needed around it.
+        fs::write(self.root.path().join("command"), command).context("write the command")?;
+        let run = format!("PATH=$PWD/../bin:$PATH exec timeout {MAX_SECONDS} bash ../command");
+        let output = self.lab.try_shell(&self.folder(), &run)?;
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         Ok((output.status.code(), text(&output.stdout), text(&output.stderr)))
     }

@@ -4,9 +4,9 @@
 use crate::{samples, staying_up};
 use anyhow::{Context, Result, ensure};
 use gpunode_cluster::Signal;
-use gpunode_e2e::{CPU, Lab, NAMESPACE, T4, condition, eventually, page_commands};
+use gpunode_e2e::{CPU, Lab, NAMESPACE, T4, condition, documented_commands, eventually, page_commands};
 use serde_json::Value;
-use std::{fs, net::TcpListener, time::Duration};
+use std::{net::TcpListener, time::Duration};
 
 const LIMIT: Duration = Duration::from_mins(3);
 const GPU: &str = "nvidia.com/gpu";
@@ -158,16 +158,16 @@ fn the_patch_of_the_page_removes_a_resource_that_nobody_serves_from_a_node() -> 
     };
     assert_eq!(keys()?, ["0", "0"]);
 
-    let path = Lab::repository().join("docs").join(PAGE);
-    let page = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
-    // It has two lines.
-    let at = page
-        .find("kubectl patch node NODE ")
+    let page = format!("docs/{PAGE}");
+    let mut commands = documented_commands()?
+        .into_iter()
+        .filter(|command| command.page == page);
+    let command = commands
+        .find(|command| command.text.starts_with("kubectl patch node NODE "))
         .context("find the command on the page")?;
-    let (command, _) = page[at..].split_once("\n```").context("find the end of the command")?;
     lab.shell(
         lab.cluster().folder(),
-        &command.replace("node NODE", &format!("node {CPU}")),
+        &command.text.replace("node NODE", &format!("node {CPU}")),
     )?;
     assert_eq!(keys()?, [Value::Null, Value::Null]);
 
